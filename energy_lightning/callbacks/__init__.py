@@ -1,0 +1,1 @@
+"""The Lightning callbacks: profiler, optimizer, controller, monitor (floor 4)."""

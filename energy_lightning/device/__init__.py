@@ -1,0 +1,1 @@
+"""GPUs behind one protocol: NVIDIA and emulated (floor 2)."""

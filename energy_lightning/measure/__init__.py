@@ -1,0 +1,1 @@
+"""Measuring windows and the measurement store (floor 3)."""

@@ -1,0 +1,1 @@
+"""The partitioned-overlap execution engine (floor 3)."""

@@ -1,0 +1,1 @@
+"""One declarative description per transformer block."""

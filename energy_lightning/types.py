@@ -1,0 +1,352 @@
+"""The words every floor shares: Schedule, PhasePlan, Plan, Measurement, Budget, and the errors a user can cause.
+
+Time in s, energy in J, power in W, frequency in MHz, sizes in bytes. Energy and power are per GPU unless a name or
+docstring says summed. Only the standard library is imported here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Literal, get_args
+
+Phase = Literal["forward", "backward"]
+BudgetKind = Literal["max_throughput", "max_slowdown", "deadline", "energy_budget", "min_energy"]
+EnergySource = Literal["counter", "power", "emulated", "none"]
+
+
+class EnergyLightningError(ValueError):
+    """Base of every error that a user's input or machine can cause."""
+
+
+class PlanError(EnergyLightningError):
+    """A plan that cannot be read, or does not fit the job or the GPU."""
+
+
+class BudgetError(EnergyLightningError):
+    """A budget that no known plan meets; the message names what is reachable."""
+
+
+class WorkloadError(EnergyLightningError):
+    """A job shape that cannot exist, or an unknown preset."""
+
+
+class DeviceError(EnergyLightningError):
+    """An unknown device, or a setting that the device does not have."""
+
+
+class MeasurementError(EnergyLightningError):
+    """A measurement file that is not ours, or values no measurement can have."""
+
+
+def _check_positive(name: str, value: float, *, allow_zero: bool = False) -> None:
+    if not (math.isfinite(value) and (value > 0 or (allow_zero and value == 0))):  # NaN fails too
+        bound = ">= 0" if allow_zero else "> 0"
+        raise EnergyLightningError(f"{name} must be finite and {bound}, got {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How one partition type runs.
+
+    Attributes:
+        sm_count: SMs (thread blocks) lent to the collective; None leaves it to the backend.
+        launch: name of the operator beside which the collective is launched; None: not overlapped (the
+            collective finishes before the partition's compute begins).
+        block_threads: threads per block of the collective kernel.
+    """
+
+    sm_count: int | None = None
+    launch: str | None = None
+    block_threads: int = 1024
+
+    def __post_init__(self) -> None:
+        if self.sm_count is not None and self.sm_count < 1:
+            raise PlanError(f"sm_count must be at least 1 or null, got {self.sm_count}")
+        if self.block_threads < 32 or self.block_threads % 32:
+            raise PlanError(f"block_threads must be a positive multiple of 32, got {self.block_threads}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for YAML and JSON."""
+        return {"sm_count": self.sm_count, "launch": self.launch, "block_threads": self.block_threads}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], *, where: str = "schedule") -> Schedule:
+        """Inverse of `to_dict`; raises PlanError naming `where` on unknown keys or bad values."""
+        _only_known_keys(data, {"sm_count", "launch", "block_threads"}, where)
+        try:
+            return cls(**data)
+        except (TypeError, PlanError) as error:
+            raise PlanError(f"{where}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class PhasePlan:
+    """The forward or backward of one microbatch: one frequency, one execution mode, one schedule per partition type.
+
+    Attributes:
+        phase: "forward" or "backward" (backward includes recomputation under activation checkpointing).
+        frequency_mhz: SM clock to lock; None leaves the clock as it is.
+        nanobatched: two interleaved nanobatches (partitioned overlap), or sequential execution.
+        schedules: partition key ("fwd_attn", "bwd_mlp", "rec_attn", "grad_bucket", ...) -> Schedule.
+    """
+
+    phase: Phase
+    frequency_mhz: int | None = None
+    nanobatched: bool = False
+    schedules: Mapping[str, Schedule] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.phase not in get_args(Phase):
+            raise PlanError(f"phase must be one of {', '.join(get_args(Phase))}, got {self.phase!r}")
+        if self.frequency_mhz is not None and self.frequency_mhz <= 0:
+            raise PlanError(f"frequency_mhz must be > 0 or null, got {self.frequency_mhz}")
+        object.__setattr__(self, "schedules", MappingProxyType(dict(self.schedules)))
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a mapping proxy does not pickle
+        return (PhasePlan, (self.phase, self.frequency_mhz, self.nanobatched, dict(self.schedules)))
+
+    def __hash__(self) -> int:
+        return hash((self.phase, self.frequency_mhz, self.nanobatched, tuple(sorted(self.schedules.items(), key=str))))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for YAML and JSON."""
+        return {
+            "phase": self.phase,
+            "frequency_mhz": self.frequency_mhz,
+            "nanobatched": self.nanobatched,
+            "schedules": {key: schedule.to_dict() for key, schedule in self.schedules.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], *, where: str = "phase") -> PhasePlan:
+        """Inverse of `to_dict`; raises PlanError naming `where`."""
+        _only_known_keys(data, {"phase", "frequency_mhz", "nanobatched", "schedules"}, where)
+        if "phase" not in data:
+            raise PlanError(f"{where}: needs the key 'phase' (forward or backward)")
+        frequency_mhz, nanobatched = data.get("frequency_mhz"), data.get("nanobatched", False)
+        if frequency_mhz is not None and (isinstance(frequency_mhz, bool) or not isinstance(frequency_mhz, int)):
+            raise PlanError(f"{where}: frequency_mhz must be a whole number of MHz or null, got {frequency_mhz!r}")
+        if not isinstance(nanobatched, bool):
+            raise PlanError(f"{where}: nanobatched must be true or false, got {nanobatched!r}")
+        schedules = data.get("schedules") or {}
+        if not isinstance(schedules, Mapping):
+            raise PlanError(f"{where}: schedules must map partition keys to schedules, got {schedules!r}")
+        parsed = {k: Schedule.from_dict(v, where=f"{where}.schedules.{k}") for k, v in schedules.items()}
+        try:
+            return cls(data["phase"], frequency_mhz, nanobatched, parsed)
+        except PlanError as error:
+            raise PlanError(f"{where}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What every stage runs in one iteration, in execution order.
+
+    `stages[s]` is the sequence of PhasePlans of pipeline stage s; a job without pipeline has one stage, and
+    `(forward, backward)` then stands for every microbatch.
+
+    Attributes:
+        stages: per stage, the phases in execution order.
+        time_s: predicted time of one iteration, or None where nothing was predicted.
+        energy_j: predicted energy of one iteration per GPU (mean over GPUs where stages differ), or None.
+        emulated: the prediction rests on an emulated GPU.
+        label: short human name ("max frequency", "kareus", ...).
+    """
+
+    stages: tuple[tuple[PhasePlan, ...], ...]
+    time_s: float | None = None
+    energy_j: float | None = None
+    emulated: bool = False
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stages", tuple(tuple(stage) for stage in self.stages))
+        if not self.stages or not all(self.stages):
+            raise PlanError("a plan needs at least one stage and each stage at least one phase")
+
+    @classmethod
+    def single_stage(cls, forward: PhasePlan, backward: PhasePlan, **attributes: Any) -> Plan:
+        """A plan for a job without pipeline: the same forward and backward for every microbatch."""
+        if forward.phase != "forward" or backward.phase != "backward":
+            raise PlanError(f"need a forward and a backward phase, got {forward.phase} and {backward.phase}")
+        return cls(((forward, backward),), **attributes)
+
+    @classmethod
+    def sequential(cls, frequency_mhz: int | None = None, **attributes: Any) -> Plan:
+        """Plain execution: no nanobatches, one frequency (None: the clock is left as it is)."""
+        return cls.single_stage(PhasePlan("forward", frequency_mhz), PhasePlan("backward", frequency_mhz), **attributes)
+
+    @classmethod
+    def from_stage_frequencies(
+        cls,
+        stages: Sequence[Iterable[tuple[Phase, int]]],
+        nanobatched: bool = False,
+        schedules: Mapping[str, Schedule] | None = None,
+        **attributes: Any,
+    ) -> Plan:
+        """From per-stage lists of (phase, frequency_mhz) in execution order, as pipeline planners write them.
+
+        `schedules` (if any) holds for every phase; each phase keeps the keys of its own direction.
+        """
+
+        def phase_plan(phase: Phase, frequency_mhz: int) -> PhasePlan:
+            prefixes = ("fwd_",) if phase == "forward" else ("rec_", "bwd_", "grad_")
+            own = {k: s for k, s in (schedules or {}).items() if k.startswith(prefixes)}
+            return PhasePlan(phase, frequency_mhz, nanobatched, own)
+
+        return cls(tuple(tuple(phase_plan(p, f) for p, f in stage) for stage in stages), **attributes)
+
+    @property
+    def forward(self) -> PhasePlan:
+        """The forward of a single-stage plan; PlanError for a pipeline plan."""
+        return self._only("forward")
+
+    @property
+    def backward(self) -> PhasePlan:
+        """The backward of a single-stage plan; PlanError for a pipeline plan."""
+        return self._only("backward")
+
+    def _only(self, phase: Phase) -> PhasePlan:
+        found = [p for p in self.stages[0] if p.phase == phase]
+        if len(self.stages) != 1 or len(set(found)) != 1:
+            raise PlanError(f"this plan has {len(self.stages)} stages: ask for the {phase} of one of plan.stages")
+        return found[0]
+
+    def with_prediction(self, time_s: float, energy_j: float, *, emulated: bool) -> Plan:
+        """The same plan with its predicted iteration time (s) and energy per GPU (J)."""
+        return replace(self, time_s=time_s, energy_j=energy_j, emulated=emulated)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for YAML and JSON."""
+        return {
+            "label": self.label,
+            "time_s": self.time_s,
+            "energy_j": self.energy_j,
+            "emulated": self.emulated,
+            "stages": [[phase.to_dict() for phase in stage] for stage in self.stages],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], *, where: str = "plan") -> Plan:
+        """Inverse of `to_dict`; raises PlanError naming the place of the first fault."""
+        _only_known_keys(data, {"label", "time_s", "energy_j", "emulated", "stages"}, where)
+        stages = data.get("stages")
+        if not isinstance(stages, Sequence) or isinstance(stages, str) or not stages:
+            raise PlanError(f"{where}: needs a non-empty list 'stages', got {stages!r}")
+        parsed = []
+        for s, stage in enumerate(stages):
+            if not isinstance(stage, Sequence) or isinstance(stage, str) or not stage:
+                raise PlanError(f"{where}.stages[{s}]: needs a non-empty list of phases, got {stage!r}")
+            parsed.append(tuple(PhasePlan.from_dict(p, where=f"{where}.stages[{s}][{i}]") for i, p in enumerate(stage)))
+        for name in ("time_s", "energy_j"):
+            value = data.get(name)
+            if value is not None and not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
+                raise PlanError(f"{where}.{name} must be a positive number or null, got {value!r}")
+        return cls(
+            tuple(parsed),
+            data.get("time_s"),
+            data.get("energy_j"),
+            bool(data.get("emulated", False)),
+            str(data.get("label") or ""),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One measured configuration, already merged over its repeats.
+
+    Attributes:
+        time_s: time of one execution.
+        energy_j: energy of one execution per GPU, static power included; None where the device cannot tell.
+        num_repeats: windows merged into this value.
+        time_std_s, energy_std_j: standard deviation over the windows (0.0 for a single one).
+        source: where the energy comes from; sources are never mixed in one frontier.
+        temperature_c: GPU temperature at the end of the window, if known.
+        requested_mhz, actual_mhz: SM clock asked for and seen.
+        invalid_reason: None for a valid measurement, else what was wrong.
+    """
+
+    time_s: float
+    energy_j: float | None
+    num_repeats: int = 1
+    time_std_s: float = 0.0
+    energy_std_j: float = 0.0
+    source: EnergySource = "counter"
+    temperature_c: float | None = None
+    requested_mhz: int | None = None
+    actual_mhz: int | None = None
+    invalid_reason: str | None = None
+
+    @property
+    def valid(self) -> bool:
+        """Whether the numbers may be used."""
+        return self.invalid_reason is None
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What the user is willing to give.
+
+    kinds and their `value`:
+        max_throughput   none: the fastest plan (the least energy among equals).
+        max_slowdown     fraction >= 0 over plain execution at maximum frequency (0.05: 5%): least energy within.
+        deadline         s per iteration: least energy within.
+        energy_budget    J per iteration per GPU: fastest within.
+        min_energy       none: the least energy.
+    """
+
+    kind: BudgetKind = "max_slowdown"
+    value: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(BudgetKind):
+            raise BudgetError(f"unknown budget {self.kind!r}; known: {', '.join(get_args(BudgetKind))}")
+        if self.kind in ("max_throughput", "min_energy"):
+            if self.value is not None:
+                raise BudgetError(f"budget {self.kind} takes no value, got {self.value!r}")
+            return
+        value = 0.0 if self.kind == "max_slowdown" and self.value is None else self.value
+        unit = {"max_slowdown": "a fraction", "deadline": "seconds per iteration"}.get(
+            self.kind, "joules per iteration and GPU"
+        )
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise BudgetError(f"budget {self.kind} needs a number ({unit}), got {value!r}")
+        if not (math.isfinite(value) and (value > 0 or (self.kind == "max_slowdown" and value == 0))):
+            raise BudgetError(f"budget {self.kind} needs a finite positive number ({unit}), got {value!r}")
+        object.__setattr__(self, "value", float(value))
+
+    @classmethod
+    def parse(cls, budget: Budget | str | Mapping[str, Any] | None) -> Budget:
+        """From a Budget, a name ("min_energy"), a mapping ({"max_slowdown": 0.05}), or None (the default).
+
+        A string may carry its value after "=": "max_slowdown=0.05".
+        """
+        if budget is None:
+            return cls()
+        if isinstance(budget, Budget):
+            return budget
+        if isinstance(budget, str):
+            kind, _, text = budget.partition("=")
+            try:
+                value = float(text) if text else None
+            except ValueError as error:
+                raise BudgetError(f"budget {budget!r}: {text!r} is not a number") from error
+            return cls(kind.strip(), value)  # type: ignore[arg-type]
+        if isinstance(budget, Mapping) and len(budget) == 1:
+            ((kind, value),) = budget.items()
+            return cls(kind, value)
+        raise BudgetError(f"cannot read a budget from {budget!r}; write e.g. 'min_energy' or {{'max_slowdown': 0.05}}")
+
+    def __str__(self) -> str:
+        return self.kind if self.value is None else f"{self.kind}={self.value:g}"
+
+
+def _only_known_keys(data: Any, known: set[str], where: str) -> None:
+    if not isinstance(data, Mapping):
+        raise PlanError(f"{where}: expected a mapping with the keys {', '.join(sorted(known))}, got {data!r}")
+    unknown = sorted(str(key) for key in data if key not in known)
+    if unknown:
+        raise PlanError(f"{where}: unknown key {unknown[0]!r}; known: {', '.join(sorted(known))}")
