@@ -1,0 +1,36 @@
+# make demo: fine-tune BERT under an emulated GPU and show what the plan saves.   make test: everything CI runs.
+# A bare machine needs python3 (3.11 or later), pip and make.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# ruff and mypy see the package, its scripts and its tests.
+SOURCES := energy_lightning tests examples benchmarks docs setup.py
+
+.PHONY: demo test lint install pictures clean
+
+demo: install
+	$(BIN)/energy-lightning demo
+
+test: lint
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+lint: install
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy
+
+pictures: install
+	$(BIN)/python docs/make_pictures.py
+
+install: $(VENV)/installed
+
+# The stamp is newer than what it depends on: nothing is installed twice.
+$(VENV)/installed: pyproject.toml setup.py constraints.txt
+	@echo "Installing into $(VENV) (torch, lightning, transformers: a few minutes the first time) ..."
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[accelerate,examples,test]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
