@@ -29,6 +29,10 @@ class BudgetError(EnergyLightningError):
     """A budget that no known plan meets; the message names what is reachable."""
 
 
+class StrategyError(EnergyLightningError):
+    """A setting of the strategy that does not fit the machine, the model or the data."""
+
+
 class WorkloadError(EnergyLightningError):
     """A job shape that cannot exist, or an unknown preset."""
 
