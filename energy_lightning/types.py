@@ -41,6 +41,14 @@ class DeviceError(EnergyLightningError):
     """An unknown device, or a setting that the device does not have."""
 
 
+class DataError(EnergyLightningError):
+    """A corpus, tokenizer or model that cannot be had, or does not suit the task."""
+
+
+class ConfigError(EnergyLightningError):
+    """A command line or configuration with an unknown or contradictory setting."""
+
+
 class MeasurementError(EnergyLightningError):
     """A measurement file that is not ours, or values no measurement can have."""
 
