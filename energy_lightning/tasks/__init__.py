@@ -1,0 +1,1 @@
+"""Text tasks for training and rehearsing: corpora, data modules, models and LightningModules."""
