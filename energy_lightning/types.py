@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 Phase = Literal["forward", "backward"]
 BudgetKind = Literal["max_throughput", "max_slowdown", "deadline", "energy_budget", "min_energy"]
@@ -346,7 +346,7 @@ class Budget:
                 value = float(text) if text else None
             except ValueError as error:
                 raise BudgetError(f"budget {budget!r}: {text!r} is not a number") from error
-            return cls(kind.strip(), value)  # type: ignore[arg-type]
+            return cls(cast("BudgetKind", kind.strip()), value)  # checked in __post_init__
         if isinstance(budget, Mapping) and len(budget) == 1:
             ((kind, value),) = budget.items()
             return cls(kind, value)
