@@ -1,0 +1,65 @@
+"""Train for less energy without giving up time.
+
+    import energy_lightning
+    from lightning.pytorch import Trainer
+
+    Trainer(strategy="kareus", devices=2)
+
+Importing this package makes the strategies "kareus", "kareus_spawn", "kareus_fork" and "kareus_notebook" known to
+`lightning` and to `pytorch_lightning`, each when it is imported, and loads nothing else. The public names below load
+their modules at first use; those of `pytorch_lightning` are in `energy_lightning.pytorch_lightning`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from energy_lightning import registration
+
+if TYPE_CHECKING:
+    from energy_lightning.callbacks import EnergyMonitor, FrequencyController, FrontierOptimizer, PartitionProfiler
+    from energy_lightning.strategy import KareusStrategy
+    from energy_lightning.types import Budget, EnergyLightningError, Measurement, PhasePlan, Plan, Schedule
+    from energy_lightning.workload import Workload
+
+__all__ = [
+    "Budget",
+    "EnergyLightningError",
+    "EnergyMonitor",
+    "FrequencyController",
+    "FrontierOptimizer",
+    "KareusStrategy",
+    "Measurement",
+    "PartitionProfiler",
+    "PhasePlan",
+    "Plan",
+    "Schedule",
+    "Workload",
+    "__version__",
+]
+
+_MODULE_OF = {
+    **dict.fromkeys(
+        ["EnergyMonitor", "FrequencyController", "FrontierOptimizer", "PartitionProfiler"], "energy_lightning.callbacks"
+    ),
+    "KareusStrategy": "energy_lightning.strategy",
+    **dict.fromkeys(
+        ["Budget", "EnergyLightningError", "Measurement", "PhasePlan", "Plan", "Schedule"], "energy_lightning.types"
+    ),
+    "Workload": "energy_lightning.workload",
+}
+
+registration.register_when_imported()
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version("energy-lightning")
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'energy_lightning' has no attribute {name!r}; public names: {', '.join(__all__)}")
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

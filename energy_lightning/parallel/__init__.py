@@ -1,0 +1,1 @@
+"""Process layout, gradient reduction and clipping: torch only, no Lightning."""

@@ -1,0 +1,144 @@
+"""Data-parallel averaging of gradients, overlapped with the backward that makes them.
+
+A bucket is reduced as soon as the gradients of all its parameters are final, but never before an earlier bucket: every
+rank thus issues the same collectives in the same order, even where ranks use different parameters.
+
+    backward:  ... layer 3 | layer 2 | layer 1 | embedding | end: fill what is missing, wait, divide
+    buckets:               | 0 ->    | 1 ->              | 2 ->
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.utils.hooks import RemovableHandle
+
+from energy_lightning.parallel.buckets import GradientBucket, make_buckets
+from energy_lightning.types import StrategyError
+
+
+class Handle(Protocol):
+    """A collective that has been started."""
+
+    def wait(self) -> object:
+        """Return when the result may be used (on a GPU: order the current stream after it)."""
+
+
+class GradientReducer:
+    """Averages the gradients of `parameters` over the ranks of `group`.
+
+    Args:
+        parameters: those that may get gradients, in forward order; the same on every rank.
+        announced: those among them whose gradients are announced by `mark_ready` (the engine's blocks); the others
+            announce themselves when autograd has accumulated their gradient.
+        group: the data-parallel process group.
+        bucket_cap_bytes: size of a bucket; larger parameters get one of their own.
+        all_reduce: starts a summing all-reduce of a flat tensor over the group; replaces the group's own.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        *,
+        announced: Iterable[nn.Parameter] = (),
+        group: dist.ProcessGroup,
+        bucket_cap_bytes: int,
+        all_reduce: Callable[[Tensor], Handle] | None = None,
+    ) -> None:
+        self._parameters = tuple(dict.fromkeys(parameters))
+        self._announced = frozenset(announced)
+        self._num_ranks = dist.get_world_size(group)
+        self._all_reduce = all_reduce or (lambda tensor: dist.all_reduce(tensor, group=group, async_op=True))
+        self._cap_bytes = bucket_cap_bytes
+        self.held_back = False
+        """Whether buckets wait for the end of backward instead of being reduced beside it."""
+        self._active = False
+        self._hooks: list[RemovableHandle] = []
+        self._build()
+
+    def _build(self) -> None:
+        """(Re)distribute the parameters that need gradients now over buckets, last layers first."""
+        self.close()
+        trainable = [p for p in self._parameters if p.requires_grad]
+        self._frozen = [p for p in self._parameters if not p.requires_grad]
+        self.buckets: list[GradientBucket] = make_buckets(reversed(trainable), cap_bytes=self._cap_bytes)
+        self._bucket_index = {p: index for index, bucket in enumerate(self.buckets) for p in bucket.parameters}
+        self._hooks = [
+            p.register_post_accumulate_grad_hook(self._mark_one) for p in trainable if p not in self._announced
+        ]
+
+    def close(self) -> None:
+        """Take the hooks off the parameters."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def prepare(self, loss: Tensor) -> None:
+        """Reduce during the next backward through `loss`; its gradients are means when that backward returns."""
+        if any(p.requires_grad for p in self._frozen):  # unfrozen since: it has no place in any bucket yet
+            self._build()
+        if loss.requires_grad:
+            handle = loss.register_hook(lambda _: self._begin(handle))
+
+    def _begin(self, handle: RemovableHandle) -> None:
+        handle.remove()
+        self._active = True
+        self._num_launched = 0
+        self._handles: list[Handle] = []
+        self._ready: set[nn.Parameter] = set()
+        self._num_missing = [len(bucket) for bucket in self.buckets]
+        Variable._execution_engine.queue_callback(self._finish)  # type: ignore[attr-defined]
+
+    def _mark_one(self, parameter: Tensor) -> None:
+        self.mark_ready((parameter,))  # type: ignore[arg-type]
+
+    def mark_ready(self, parameters: Sequence[nn.Parameter]) -> None:
+        """The gradients of `parameters` are final for this backward. Does nothing while gradients accumulate."""
+        if not self._active:
+            return
+        for parameter in parameters:
+            index = self._bucket_index.get(parameter)
+            if index is None:
+                continue
+            if index < self._num_launched:
+                raise StrategyError(
+                    f"the gradient of a parameter of shape {tuple(parameter.shape)} changed after it was reduced. Is "
+                    "it used in several checkpointed segments? Pass use_reentrant=False to torch.utils.checkpoint."
+                )
+            if parameter not in self._ready:
+                self._ready.add(parameter)
+                self._num_missing[index] -= 1
+        while (
+            not self.held_back and self._num_launched < len(self.buckets) and not self._num_missing[self._num_launched]
+        ):
+            self._launch_next()
+
+    def _launch_next(self) -> None:
+        bucket = self.buckets[self._num_launched]
+        bucket.fill()
+        self._handles.append(self._all_reduce(bucket.buffer))
+        self._num_launched += 1
+
+    def _finish(self) -> None:
+        """End of backward: reduce what nobody announced, wait, and expose the means."""
+        while self._num_launched < len(self.buckets):
+            self._launch_next()
+        for bucket, handle in zip(self.buckets, self._handles, strict=True):
+            handle.wait()
+            bucket.expose(self._num_ranks)
+        self._active = False
+
+
+@torch.no_grad()
+def broadcast_module(module: nn.Module, *, source: int = 0, group: dist.ProcessGroup | None = None) -> None:
+    """Give every rank of `group` (default: all) the parameters and buffers of global rank `source`."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        contiguous = tensor.detach().contiguous()
+        dist.broadcast(contiguous, source, group=group)
+        if contiguous.data_ptr() != tensor.data_ptr():
+            tensor.copy_(contiguous)
