@@ -1,1 +1,38 @@
-"""A GPU model that predicts time and energy of a training job (floor 1: numpy only)."""
+"""An emulated GPU: time and energy of partitions, phases and iterations, from a job's FLOPs and bytes.
+
+Everything here is a model's estimate, at the GPU's reference temperature. numpy only; no torch.
+"""
+
+from energy_lightning.emulation.estimates import (
+    Estimate,
+    default_schedule,
+    emulate_partition,
+    emulate_partitions,
+    emulate_phase,
+    emulate_scheduled,
+)
+from energy_lightning.emulation.gpu import GPU
+from energy_lightning.emulation.microbenchmark import attention_microbenchmark
+from energy_lightning.emulation.pipeline import (
+    IterationResult,
+    StageResult,
+    emulate_iteration,
+    emulate_iteration_end,
+    one_f_one_b,
+)
+
+__all__ = [
+    "GPU",
+    "Estimate",
+    "IterationResult",
+    "StageResult",
+    "attention_microbenchmark",
+    "default_schedule",
+    "emulate_iteration",
+    "emulate_iteration_end",
+    "emulate_partition",
+    "emulate_partitions",
+    "emulate_phase",
+    "emulate_scheduled",
+    "one_f_one_b",
+]

@@ -1,0 +1,146 @@
+"""emulate_partition, its batched form, and emulate_phase: time and energy per GPU at the reference temperature."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from energy_lightning.emulation.gpu import GPU, Floats
+from energy_lightning.emulation.timeline import EXPOSED, Configurations, partition_time_and_energy
+from energy_lightning.types import PhasePlan, PlanError, Schedule
+from energy_lightning.workload import Collective, Operator, Partition, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Time (s) and energy (J, static included) of one execution on one GPU."""
+
+    time_s: float
+    energy_j: float
+
+    @property
+    def power_w(self) -> float:
+        """Mean power over the execution."""
+        return self.energy_j / self.time_s
+
+    def times(self, count: float) -> Estimate:
+        """`count` executions one after the other."""
+        return Estimate(self.time_s * count, self.energy_j * count)
+
+    def __add__(self, other: Estimate) -> Estimate:
+        return Estimate(self.time_s + other.time_s, self.energy_j + other.energy_j)
+
+
+def emulate_partitions(
+    operators: Sequence[Operator],
+    collective: Collective | None,
+    gpu: GPU,
+    *,
+    frequency_mhz: Any,
+    sm_count: Any = None,
+    block_threads: Any = 1024,
+    launch: str | Sequence[str | None] | None = None,
+    join: str | Sequence[str | None] | None = None,
+) -> tuple[Floats, Floats]:
+    """Time (s) and energy (J, static included) per GPU of n configurations of one partition.
+
+    Args:
+        operators, collective: the partition's work.
+        gpu: the GPU model.
+        frequency_mhz: SM clock, scalar or (n,).
+        sm_count: SMs lent to the collective, scalar or (n,); None takes the library's default.
+        block_threads: threads a block of the collective's kernel, scalar or (n,).
+        launch: operator beside which the collective starts; None: the collective runs first, exposed.
+        join: operator after which compute waits for the collective; None: the last one.
+
+    Returns:
+        two arrays (n,).
+
+    Raises:
+        DeviceError: a clock or SM count that the GPU lacks. PlanError: an operator that is not there.
+    """
+    counts = gpu.collective.default_sms if sm_count is None else sm_count
+    names = [operator.name for operator in operators]
+    arrays = np.broadcast_arrays(
+        np.atleast_1d(np.asarray(frequency_mhz, dtype=np.float64)),
+        np.asarray(counts, dtype=np.float64),
+        np.asarray(block_threads, dtype=np.float64),
+        _indices(launch, names, EXPOSED, "launch"),
+        _indices(join, names, len(names) - 1, "join"),
+    )
+    for frequency in np.unique(arrays[0]):
+        gpu.check_frequency(int(frequency) if frequency.is_integer() else float(frequency))  # type: ignore[arg-type]
+    if collective is not None:
+        for count in np.unique(arrays[1]):
+            gpu.check_sm_count(int(count))
+    return partition_time_and_energy(operators, collective, gpu, Configurations(*arrays))
+
+
+def _indices(value: str | Sequence[str | None] | None, names: list[str], default: int, what: str) -> Any:
+    index: dict[str | None, int] = {None: default} | {name: i for i, name in enumerate(names)}
+    wanted = [value] if value is None or isinstance(value, str) else list(value)
+    unknown = next((name for name in wanted if name not in index), None)
+    if unknown is not None:
+        raise PlanError(f"{what}={unknown!r} is no operator of this partition; it has {', '.join(names)}")
+    return np.array([index[name] for name in wanted], dtype=np.int64)
+
+
+def emulate_partition(
+    operators: Sequence[Operator],
+    collective: Collective | None,
+    gpu: GPU,
+    *,
+    frequency_mhz: int,
+    sm_count: int | None = None,
+    block_threads: int = 1024,
+    launch: str | None = None,
+    join: str | None = None,
+) -> Estimate:
+    """One configuration of one partition; arguments and errors as in `emulate_partitions`."""
+    time_s, energy_j = emulate_partitions(
+        operators,
+        collective,
+        gpu,
+        frequency_mhz=frequency_mhz,
+        sm_count=sm_count,
+        block_threads=block_threads,
+        launch=launch,
+        join=join,
+    )
+    return Estimate(float(time_s[0]), float(energy_j[0]))
+
+
+def default_schedule(partition: Partition) -> Schedule:
+    """What an unscheduled library does: its own SM count, launched as soon as the data is there."""
+    points = partition.launch_points
+    return Schedule(launch=points[0] if points else None)
+
+
+def emulate_scheduled(partition: Partition, gpu: GPU, frequency_mhz: int, schedule: Schedule | None) -> Estimate:
+    """One execution of `partition` under `schedule` (None: `default_schedule`)."""
+    chosen = default_schedule(partition) if schedule is None else schedule
+    return emulate_partition(
+        partition.operators,
+        partition.collective,
+        gpu,
+        frequency_mhz=frequency_mhz,
+        sm_count=chosen.sm_count,
+        block_threads=chosen.block_threads,
+        launch=chosen.launch if partition.launch_points else None,
+    )
+
+
+def emulate_phase(workload: Workload, gpu: GPU, phase_plan: PhasePlan, *, stage: int = 0) -> Estimate:
+    """One microbatch's forward or backward on one GPU of `stage`; no frequency in the plan means the highest.
+
+    Schedules may name partitions by key or by name ("fwd_attn.sequential"); partitions without one get the default.
+    """
+    frequency_mhz = gpu.max_frequency_mhz if phase_plan.frequency_mhz is None else phase_plan.frequency_mhz
+    total = Estimate(0.0, 0.0)
+    for partition in workload.partitions(phase_plan.phase, stage=stage, nanobatched=phase_plan.nanobatched):
+        schedule = phase_plan.schedules.get(partition.name, phase_plan.schedules.get(partition.key))
+        total += emulate_scheduled(partition, gpu, frequency_mhz, schedule).times(partition.count)
+    return total

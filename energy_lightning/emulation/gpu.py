@@ -1,0 +1,244 @@
+"""GPU: the constants of one GPU model, read from a YAML file. Every constant has a physical meaning and a unit."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from energy_lightning.types import DeviceError
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clocks:
+    """SM clocks that can be locked, and the time a switch takes."""
+
+    min_mhz: int
+    max_mhz: int
+    step_mhz: int
+    switch_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compute:
+    """Matrix products.
+
+    peak_flops_per_s: dense peak at the highest clock with all SMs, by dtype. *_efficiency: share of the peak that large
+    products reach. launch_overhead_s: time between two kernels of a stream.
+    """
+
+    peak_flops_per_s: Mapping[str, float]
+    linear_efficiency: float
+    attention_efficiency: float
+    launch_overhead_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Device memory. sm_bytes_per_cycle: what one SM moves a clock cycle when the memory itself is no limit."""
+
+    bandwidth_bytes_per_s: float
+    bandwidth_efficiency: float
+    sm_bytes_per_cycle: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """Collectives; the formula is in `timeline.collective_time_s`.
+
+    slowdown_by_memory: relative slow-down of a collective beside an operator that saturates the memory.
+    default_sms: SMs that the communication library takes where nobody says how many.
+    """
+
+    link_bytes_per_s: float
+    latency_s: float
+    sm_bytes_per_s: float
+    threads_exponent: float
+    default_sms: int
+    slowdown_by_memory: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Power:
+    """Power at the reference temperature; entries that scale with f V^2 are given at the highest clock.
+
+    static_w: leakage, memory refresh, board. idle_clock_w: clock tree (f V^2). blocking_w: measured draw while blocked
+    on a peer. sm_active_w: all SMs issuing (f V^2). joule_per_flop scales with V^2. sm_collective_w: one SM spinning in
+    a collective (f V^2). Relative voltage = max(voltage_floor, 1 - voltage_slope x (1 - clock ratio)).
+    """
+
+    static_w: float
+    blocking_w: float
+    limit_w: float
+    idle_clock_w: float
+    sm_active_w: float
+    joule_per_flop: float
+    joule_per_byte: float
+    joule_per_link_byte: float
+    sm_collective_w: float
+    voltage_floor: float
+    voltage_slope: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thermal:
+    """One-node RC: temperature tends to ambient_c + resistance x power; leakage is linear around reference_c."""
+
+    reference_c: float
+    ambient_c: float
+    resistance_c_per_w: float
+    capacity_j_per_c: float
+    leakage_w_per_c: float
+
+
+_TYPES = {
+    "clocks": Clocks,
+    "compute": Compute,
+    "memory": Memory,
+    "collective": Links,
+    "power": Power,
+    "thermal": Thermal,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GPU:
+    """One GPU model. `GPU.load(name)` reads a packaged one; `GPU.from_file(path)` reads yours."""
+
+    name: str
+    display_name: str
+    num_sms: int
+    memory_bytes: float
+    clocks: Clocks
+    compute: Compute
+    memory: Memory
+    collective: Links
+    power: Power
+    thermal: Thermal
+    counter_refresh_s: float
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Names of the packaged GPU models."""
+        folder = resources.files("energy_lightning.emulation").joinpath("gpus")
+        return tuple(sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml")))
+
+    @classmethod
+    def load(cls, name: str) -> GPU:
+        """A packaged GPU model; DeviceError naming near ones if unknown."""
+        if name not in cls.names():
+            near = difflib.get_close_matches(name, cls.names(), n=3, cutoff=0.4)
+            hint = f"did you mean {', '.join(near)}? " if near else ""
+            raise DeviceError(f"unknown GPU {name!r}; {hint}known: {', '.join(cls.names())}")
+        file = resources.files("energy_lightning.emulation").joinpath("gpus", f"{name}.yaml")
+        return cls.from_mapping(yaml.safe_load(file.read_text(encoding="utf-8")), where=f"{name}.yaml")
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> GPU:
+        """A GPU model described in a YAML file of your own (same keys as the packaged ones)."""
+        return cls.from_mapping(yaml.safe_load(Path(path).read_text(encoding="utf-8")), where=str(path))
+
+    @classmethod
+    def from_mapping(cls, data: Any, *, where: str = "GPU") -> GPU:
+        """From plain nested values; DeviceError naming the first missing, unknown or unusable key."""
+        values = dict(_checked_keys(data, cls, where))
+        for section, kind in _TYPES.items():
+            values[section] = kind(**_numbers(_checked_keys(values[section], kind, f"{where}: {section}"), where))
+        return cls(**values)
+
+    @property
+    def frequencies_mhz(self) -> tuple[int, ...]:
+        """SM clocks that can be locked, ascending."""
+        return tuple(range(self.clocks.min_mhz, self.clocks.max_mhz + 1, self.clocks.step_mhz))
+
+    @property
+    def max_frequency_mhz(self) -> int:
+        """The highest SM clock."""
+        return self.clocks.max_mhz
+
+    @property
+    def static_power_w(self) -> float:
+        """Power drawn whatever the GPU does, at the reference temperature."""
+        return self.power.static_w
+
+    @property
+    def blocking_power_w(self) -> float:
+        """Power while blocked on a peer."""
+        return self.power.blocking_w
+
+    @property
+    def power_limit_w(self) -> float:
+        """Board power limit."""
+        return self.power.limit_w
+
+    @property
+    def switch_time_s(self) -> float:
+        """Time that a change of the locked clock takes."""
+        return self.clocks.switch_s
+
+    def clock_ratio(self, frequency_mhz: Any) -> Floats:
+        """Clock relative to the highest; same shape as `frequency_mhz`."""
+        return np.asarray(frequency_mhz, dtype=np.float64) / self.clocks.max_mhz
+
+    def voltage_squared(self, frequency_mhz: Any) -> Floats:
+        """V(f)^2 relative to the highest clock's; same shape as `frequency_mhz`."""
+        drop = self.power.voltage_slope * (1.0 - self.clock_ratio(frequency_mhz))
+        return np.maximum(self.power.voltage_floor, 1.0 - drop) ** 2
+
+    def check_frequency(self, frequency_mhz: int) -> None:
+        """DeviceError naming the nearest clocks if `frequency_mhz` cannot be locked."""
+        known = self.frequencies_mhz
+        if frequency_mhz not in known:
+            nearest = sorted(sorted(known, key=lambda f: abs(f - frequency_mhz))[:2])
+            raise DeviceError(
+                f"{self.display_name} has no SM clock of {frequency_mhz} MHz; nearest: "
+                f"{', '.join(map(str, nearest))} (range {known[0]} to {known[-1]} MHz, step {self.clocks.step_mhz})"
+            )
+
+    def check_sm_count(self, sm_count: int) -> None:
+        """DeviceError unless a collective may take `sm_count` SMs (one must be left to compute)."""
+        if not 1 <= sm_count < self.num_sms:
+            raise DeviceError(
+                f"{self.display_name} cannot lend {sm_count} SMs to a collective; choose 1 to {self.num_sms - 1}"
+            )
+
+    def with_constants(self, **constants: float) -> GPU:
+        """A copy with constants replaced, each named "section__constant" (for fitting and what-if studies)."""
+        changed: dict[str, dict[str, float]] = {}
+        for name, value in constants.items():
+            section, _, constant = name.partition("__")
+            changed.setdefault(section, {})[constant] = value
+        return replace(self, **{section: replace(getattr(self, section), **new) for section, new in changed.items()})
+
+
+def _checked_keys(data: Any, kind: type, where: str) -> Mapping[str, Any]:
+    known = {field.name for field in fields(kind)}
+    if not isinstance(data, Mapping):
+        raise DeviceError(f"{where}: expected a mapping with the keys {', '.join(sorted(known))}, got {data!r}")
+    if unknown := sorted(set(data) - known):
+        raise DeviceError(f"{where}: unknown key {unknown[0]!r}; known: {', '.join(sorted(known))}")
+    if missing := sorted(known - set(data)):
+        raise DeviceError(f"{where}: missing key {missing[0]!r}")
+    return data
+
+
+def _numbers(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    for name, value in values.items():
+        for number in value.values() if isinstance(value, Mapping) else (value,):
+            if (
+                isinstance(number, bool)
+                or not isinstance(number, (int, float))
+                or not np.isfinite(number)
+                or number < 0
+            ):
+                raise DeviceError(f"{where}: {name} must be a finite number >= 0, got {number!r}")
+    return dict(values)

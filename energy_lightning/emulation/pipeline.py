@@ -1,0 +1,178 @@
+"""One training iteration: the phases of every stage on a common time axis (1F1B or any order a plan gives)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from energy_lightning.emulation.estimates import Estimate, emulate_phase, emulate_scheduled
+from energy_lightning.emulation.gpu import GPU
+from energy_lightning.types import PhasePlan, Plan, PlanError
+from energy_lightning.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledPhase:
+    """One phase of one microbatch on the time axis."""
+
+    plan: PhasePlan
+    microbatch: int
+    start_s: float
+    end_s: float
+    energy_j: float
+
+
+@dataclass(frozen=True, slots=True)
+class StageResult:
+    """One pipeline stage, per GPU. energy_j includes the time it waits at blocking power and the iteration's end."""
+
+    phases: tuple[ScheduledPhase, ...]
+    busy_s: float
+    energy_j: float
+
+
+@dataclass(frozen=True)
+class IterationResult:
+    """One iteration. energy_j and dynamic_energy_j: whole job, all GPUs; dynamic = less blocking power x time."""
+
+    time_s: float
+    stages: tuple[StageResult, ...]
+    gpus_per_stage: int
+    blocking_power_w: float
+
+    @cached_property
+    def energy_j(self) -> float:
+        """Energy of all GPUs."""
+        return self.gpus_per_stage * sum(stage.energy_j for stage in self.stages)
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of the whole job."""
+        return self.gpus_per_stage * len(self.stages)
+
+    @property
+    def dynamic_energy_j(self) -> float:
+        """Energy of all GPUs beyond drawing blocking power all the time."""
+        return self.energy_j - self.num_gpus * self.blocking_power_w * self.time_s
+
+    @property
+    def energy_per_gpu_j(self) -> float:
+        """Mean energy of one GPU."""
+        return self.energy_j / self.num_gpus
+
+
+def one_f_one_b(num_stages: int, stage: int, num_microbatches: int) -> list[str]:
+    """Order of phases on `stage`: warm-up forwards, then one forward and one backward in turn, then the rest."""
+    warm_up = min(num_stages - stage - 1, num_microbatches)
+    steady = num_microbatches - warm_up
+    return ["forward"] * warm_up + ["forward", "backward"] * steady + ["backward"] * warm_up
+
+
+def expand_plan(workload: Workload, plan: Plan) -> tuple[tuple[PhasePlan, ...], ...]:
+    """Every stage's phases in execution order.
+
+    A plan of one stage serves every stage; a stage of one forward and one backward serves every microbatch, as 1F1B.
+
+    Raises:
+        PlanError: the plan has another number of stages or microbatches than the workload.
+    """
+    num_stages, num_microbatches = workload.pipeline_parallel, workload.num_microbatches
+    stages = plan.stages * num_stages if len(plan.stages) == 1 else plan.stages
+    if len(stages) != num_stages:
+        raise PlanError(f"the plan has {len(plan.stages)} stages, the workload {num_stages}")
+    return tuple(_expand_stage(stage, s, num_stages, num_microbatches) for s, stage in enumerate(stages))
+
+
+def _expand_stage(
+    phases: tuple[PhasePlan, ...], stage: int, num_stages: int, num_microbatches: int
+) -> tuple[PhasePlan, ...]:
+    counts = Counter(phase.phase for phase in phases)
+    if counts["forward"] == counts["backward"] == num_microbatches:
+        return phases
+    if counts["forward"] == counts["backward"] == 1:
+        pair = {phase.phase: phase for phase in phases}
+        return tuple(pair[kind] for kind in one_f_one_b(num_stages, stage, num_microbatches))  # type: ignore[index]
+    raise PlanError(
+        f"stage {stage} of the plan has {counts['forward']} forwards and {counts['backward']} backwards; "
+        f"the workload needs {num_microbatches} of each (or one of each, for every microbatch)"
+    )
+
+
+def place_phases(durations_s: Sequence[Sequence[tuple[str, float]]]) -> list[list[tuple[int, float, float]]]:
+    """Earliest start of every phase: per stage a list of (microbatch, start_s, end_s).
+
+    `durations_s[s]` is stage s's (phase, duration) in execution order. A forward waits for the stage before, a backward
+    for the stage after. Raises PlanError when the orders wait for each other.
+    """
+    num_stages = len(durations_s)
+    ends: dict[tuple[str, int, int], float] = {}
+    placed: list[list[tuple[int, float, float]]] = [[] for _ in range(num_stages)]
+    seen = [Counter[str]() for _ in range(num_stages)]
+    while any(len(placed[s]) < len(durations_s[s]) for s in range(num_stages)):
+        moved = False
+        for s in range(num_stages):
+            while len(placed[s]) < len(durations_s[s]):
+                phase, duration_s = durations_s[s][len(placed[s])]
+                microbatch = seen[s][phase]
+                ready_s = _ready_s(ends, phase, s, microbatch, num_stages)
+                if ready_s is None:
+                    break
+                start_s = max(ready_s, placed[s][-1][2] if placed[s] else 0.0)
+                placed[s].append((microbatch, start_s, start_s + duration_s))
+                ends[phase, s, microbatch] = start_s + duration_s
+                seen[s][phase] += 1
+                moved = True
+        if not moved:
+            stuck = next(s for s in range(num_stages) if len(placed[s]) < len(durations_s[s]))
+            raise PlanError(
+                f"the stages wait for each other: stage {stuck} cannot start its phase {len(placed[stuck])}"
+            )
+    return placed
+
+
+def _ready_s(
+    ends: dict[tuple[str, int, int], float], phase: str, stage: int, microbatch: int, num_stages: int
+) -> float | None:
+    needs = [("forward", stage, microbatch)] if phase == "backward" else []
+    neighbour = stage - 1 if phase == "forward" else stage + 1
+    if 0 <= neighbour < num_stages:
+        needs.append((phase, neighbour, microbatch))
+    if any(need not in ends for need in needs):
+        return None
+    return max((ends[need] for need in needs), default=0.0)
+
+
+def emulate_iteration_end(workload: Workload, gpu: GPU, last: PhasePlan, *, stage: int = 0) -> Estimate:
+    """Gradient reduction (exposed) and optimizer of one GPU of `stage`, at the frequency and schedules of `last`."""
+    frequency_mhz = gpu.max_frequency_mhz if last.frequency_mhz is None else last.frequency_mhz
+    total = Estimate(0.0, 0.0)
+    for partition in workload.partitions("iteration", stage=stage, nanobatched=False):
+        total += emulate_scheduled(partition, gpu, frequency_mhz, last.schedules.get(partition.key))
+    return total
+
+
+def emulate_iteration(workload: Workload, gpu: GPU, plan: Plan) -> IterationResult:
+    """One iteration of the whole job under `plan`: pipeline timeline, then gradient reduction and optimizer.
+
+    Raises:
+        PlanError: the plan does not fit the workload. DeviceError: a clock or SM count that the GPU lacks.
+    """
+    stages = expand_plan(workload, plan)
+    estimates = [
+        {phase: emulate_phase(workload, gpu, phase, stage=s) for phase in set(stage)} for s, stage in enumerate(stages)
+    ]
+    placed = place_phases([[(p.phase, estimates[s][p].time_s) for p in stage] for s, stage in enumerate(stages)])
+    ends = [emulate_iteration_end(workload, gpu, stage[-1], stage=s) for s, stage in enumerate(stages)]
+    time_s = max(p[-1][2] for p in placed) + max(end.time_s for end in ends)
+    results = []
+    for s, stage in enumerate(stages):
+        phases = tuple(
+            ScheduledPhase(plan, *where, estimates[s][plan].energy_j)
+            for plan, where in zip(stage, placed[s], strict=True)
+        )
+        busy = sum((estimates[s][plan] for plan in stage), ends[s])
+        energy_j = busy.energy_j + gpu.blocking_power_w * (time_s - busy.time_s)
+        results.append(StageResult(phases, busy.time_s, energy_j))
+    return IterationResult(time_s, tuple(results), workload.gpus_per_stage, gpu.blocking_power_w)

@@ -1,0 +1,116 @@
+"""Time and dynamic energy of one partition, for many configurations at once.
+
+Two streams share one GPU. The compute stream runs operators in order; the collective starts beside one of them on
+SMs of its own. While both run, the operator has fewer SMs and less memory bandwidth, and the collective advances more slowly
+the busier the operator keeps the memory. Rates are constant within (operator, collective running or not), so each
+operator has a closed form and no time stepping is needed; all formulas are elementwise over configurations.
+
+Operator alone:  t = (compute^p + issue^p + dram^p)^(1/p) + kernels x launch overhead,   p = 3 (a smooth maximum)
+    compute = flops / (efficiency x peak x clock ratio x SM share)          matrix units
+    issue   = bytes / (SMs x clock x bytes per cycle)                       load/store path of the SMs
+    dram    = bytes / (efficiency x bandwidth left by the collective)       device memory
+
+Not modelled: wave quantisation, cache hits across operators, clock ramps.
+Shapes: every array is (n,), n configurations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from energy_lightning.emulation.gpu import GPU, Floats
+from energy_lightning.workload import Collective, Operator
+
+_SMOOTHNESS = 3.0
+# A ring step reads its input and writes its output: about two bytes of device memory for a byte on the wire.
+_MEMORY_BYTES_PER_WIRE_BYTE = 2.0
+EXPOSED = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Configurations:
+    """n configurations of one partition.
+
+    Attributes:
+        frequency_mhz, sm_count, block_threads: (n,) floats.
+        launch: (n,) integers, index of the operator beside which the collective starts, or EXPOSED.
+        join: (n,) integers, index of the operator after which compute waits for the collective.
+    """
+
+    frequency_mhz: Floats
+    sm_count: Floats
+    block_threads: Floats
+    launch: np.ndarray
+    join: np.ndarray
+
+
+def operator_time_s(
+    operator: Operator, gpu: GPU, frequency_mhz: Floats, num_sms: Floats | float, bandwidth: Floats | float
+) -> tuple[Floats, Floats]:
+    """Time (s) on `num_sms` SMs with `bandwidth` bytes/s of device memory, and the share of it that memory is busy."""
+    scale = gpu.clock_ratio(frequency_mhz) * (num_sms / gpu.num_sms)
+    efficiency = gpu.compute.attention_efficiency if operator.kind == "attention" else gpu.compute.linear_efficiency
+    compute = operator.flops / (efficiency * gpu.compute.peak_flops_per_s[operator.dtype] * scale)
+    issue = operator.bytes / (gpu.memory.sm_bytes_per_cycle * num_sms * frequency_mhz * 1e6)
+    dram = operator.bytes / np.asarray(bandwidth, dtype=np.float64)
+    busy = (compute**_SMOOTHNESS + issue**_SMOOTHNESS + dram**_SMOOTHNESS) ** (1.0 / _SMOOTHNESS)
+    time_s = busy + operator.num_kernels * gpu.compute.launch_overhead_s
+    return time_s, dram / time_s
+
+
+def collective_time_s(collective: Collective, gpu: GPU, configurations: Configurations) -> Floats:
+    """Time (s) of the collective with nothing beside it."""
+    links, threads = gpu.collective, configurations.block_threads / 1024.0
+    per_sm = links.sm_bytes_per_s * gpu.clock_ratio(configurations.frequency_mhz) * threads**links.threads_exponent
+    wire = collective.wire_bytes
+    return wire / (configurations.sm_count * per_sm) + wire / links.link_bytes_per_s + links.latency_s
+
+
+def _operator_energy_j(operator: Operator, gpu: GPU, v2: Floats) -> Floats:
+    return operator.flops * gpu.power.joule_per_flop * v2 + operator.bytes * gpu.power.joule_per_byte
+
+
+def partition_time_and_energy(
+    operators: Sequence[Operator], collective: Collective | None, gpu: GPU, configurations: Configurations
+) -> tuple[Floats, Floats]:
+    """Time (s) and energy (J, static included) per GPU, each (n,)."""
+    c = configurations
+    n = c.frequency_mhz.shape
+    v2 = gpu.voltage_squared(c.frequency_mhz)
+    fv2 = v2 * gpu.clock_ratio(c.frequency_mhz)
+    bandwidth = gpu.memory.bandwidth_bytes_per_s * gpu.memory.bandwidth_efficiency
+    alone_s = collective_time_s(collective, gpu, c) if collective else np.zeros(n)
+    wire = collective.wire_bytes if collective else 0.0
+    drawn = np.minimum(_MEMORY_BYTES_PER_WIRE_BYTE * wire / np.maximum(alone_s, 1e-12), 0.5 * bandwidth)
+
+    remaining_s = alone_s.copy()  # of the collective, in seconds of running alone
+    exposed = c.launch == EXPOSED
+    time_s = np.where(exposed, remaining_s, 0.0)
+    collective_s, compute_s = time_s.copy(), np.zeros(n)
+    remaining_s = np.where(exposed, 0.0, remaining_s)
+    energy_j = np.zeros(n)
+    for i, operator in enumerate(operators):
+        solo_s, _ = operator_time_s(operator, gpu, c.frequency_mhz, float(gpu.num_sms), bandwidth)
+        shared_s, memory_busy = operator_time_s(
+            operator, gpu, c.frequency_mhz, gpu.num_sms - c.sm_count, bandwidth - drawn
+        )
+        rate = 1.0 / (1.0 + gpu.collective.slowdown_by_memory * memory_busy)
+        running = (c.launch <= i) & (remaining_s > 0.0)
+        together_s = np.where(running, np.minimum(shared_s, remaining_s / rate), 0.0)
+        spent_s = together_s + (1.0 - together_s / shared_s) * solo_s
+        remaining_s = np.where(running, np.maximum(remaining_s - together_s * rate, 0.0), remaining_s)
+        wait_s = np.where(c.join == i, remaining_s, 0.0)
+        remaining_s = remaining_s - wait_s
+        time_s += spent_s + wait_s
+        compute_s += spent_s
+        collective_s += together_s + wait_s
+        energy_j += _operator_energy_j(operator, gpu, v2)
+    time_s += remaining_s
+    collective_s += remaining_s
+    power = gpu.power
+    energy_j += (power.static_w + power.idle_clock_w * fv2) * time_s + power.sm_active_w * fv2 * compute_s
+    energy_j += power.sm_collective_w * c.sm_count * fv2 * collective_s + power.joule_per_link_byte * wire
+    return time_s, energy_j
