@@ -69,7 +69,9 @@ class GradientReducer:
         self.buckets: list[GradientBucket] = make_buckets(reversed(trainable), cap_bytes=self._cap_bytes)
         self._bucket_index = {p: index for index, bucket in enumerate(self.buckets) for p in bucket.parameters}
         self._hooks = [
-            p.register_post_accumulate_grad_hook(self._mark_one) for p in trainable if p not in self._announced
+            p.register_post_accumulate_grad_hook(self._mark_one)  # type: ignore[no-untyped-call]
+            for p in trainable
+            if p not in self._announced
         ]
 
     def close(self) -> None:
@@ -82,17 +84,22 @@ class GradientReducer:
         """Reduce during the next backward through `loss`; its gradients are means when that backward returns."""
         if any(p.requires_grad for p in self._frozen):  # unfrozen since: it has no place in any bucket yet
             self._build()
-        if loss.requires_grad:
-            handle = loss.register_hook(lambda _: self._begin(handle))
+        if not loss.requires_grad:
+            return
 
-    def _begin(self, handle: RemovableHandle) -> None:
-        handle.remove()
+        def begin(_: Tensor) -> None:
+            handle.remove()
+            self._begin()
+
+        handle: RemovableHandle = loss.register_hook(begin)  # type: ignore[no-untyped-call]
+
+    def _begin(self) -> None:
         self._active = True
         self._num_launched = 0
         self._handles: list[Handle] = []
         self._ready: set[nn.Parameter] = set()
         self._num_missing = [len(bucket) for bucket in self.buckets]
-        Variable._execution_engine.queue_callback(self._finish)  # type: ignore[attr-defined]
+        Variable._execution_engine.queue_callback(self._finish)  # as DDP and FSDP do
 
     def _mark_one(self, parameter: Tensor) -> None:
         self.mark_ready((parameter,))  # type: ignore[arg-type]
@@ -113,9 +120,11 @@ class GradientReducer:
             if parameter not in self._ready:
                 self._ready.add(parameter)
                 self._num_missing[index] -= 1
-        while (
-            not self.held_back and self._num_launched < len(self.buckets) and not self._num_missing[self._num_launched]
-        ):
+        if not self.held_back:
+            self._launch_full()
+
+    def _launch_full(self) -> None:
+        while self._num_launched < len(self.buckets) and self._num_missing[self._num_launched] == 0:
             self._launch_next()
 
     def _launch_next(self) -> None:
