@@ -1,0 +1,149 @@
+"""Energy windows over a Device: the counter where there is one, else integrated power, else None with a reason."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import threading
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from energy_lightning.measure.energy import WindowReading, integrate_power_between, window_energy
+from energy_lightning.types import MeasurementError
+
+if TYPE_CHECKING:
+    from energy_lightning.device import Device
+
+SAMPLE_INTERVAL_S = 0.05
+PROBE_INTERVAL_S = 0.001
+PROBE_LIMIT_S = 1.0
+
+
+@runtime_checkable
+class PowerReading(Protocol):
+    """A device that can tell its power now."""
+
+    def power_w(self) -> float | None:
+        """Board power in W, or None when it cannot be read."""
+        ...
+
+
+def probe_refresh_s(device: Device, *, num_changes: int = 4, limit_s: float = PROBE_LIMIT_S) -> float:
+    """How often the device's energy counter moves, in s: the median gap between changes while polling.
+
+    Polls every millisecond (of the device's own clock) until `num_changes` gaps were seen or `limit_s` passed. A
+    counter that never moved is said to refresh every `limit_s`: windows must be longer than that.
+    """
+    start_s, last_j, changes_s = device.now_s(), device.energy_j(), list[float]()
+    while len(changes_s) <= num_changes and device.now_s() - start_s < limit_s:
+        device.idle(PROBE_INTERVAL_S)
+        reading_j = device.energy_j()
+        if reading_j != last_j:
+            changes_s.append(device.now_s())
+            last_j = reading_j
+    gaps_s = [after - before for before, after in itertools.pairwise(changes_s)]
+    return statistics.median(gaps_s) if gaps_s else limit_s
+
+
+class PowerSampler:
+    """Polls a device's power on a daemon thread and integrates it between two times of the device's clock."""
+
+    def __init__(self, device: Device, interval_s: float = SAMPLE_INTERVAL_S) -> None:
+        power: object = device
+        if not isinstance(power, PowerReading):
+            raise MeasurementError(f"{device.name} has neither an energy counter nor a power reading")
+        self._device, self._power, self._interval_s = device, power, interval_s
+        self._samples: list[tuple[float, float]] = []
+        self._lock, self._stopped = threading.Lock(), threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def sample(self) -> None:
+        """Take one sample now; a power that cannot be read is left out."""
+        power_w = self._power.power_w()
+        if power_w is not None:
+            with self._lock:
+                self._samples.append((self._device.now_s(), power_w))
+
+    def start(self) -> None:
+        """Poll in the background until `stop` (a daemon thread: it never keeps the process alive)."""
+        if self._thread is None:
+            self._stopped.clear()
+            self._thread = threading.Thread(target=self._poll, name="power-sampler", daemon=True)
+            self._thread.start()
+
+    def _poll(self) -> None:
+        while not self._stopped.wait(self._interval_s):
+            self.sample()
+
+    def stop(self) -> None:
+        """End the background polling; idempotent."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def energy_j(self, start_s: float, end_s: float) -> float | None:
+        """Energy between two times, or None when the samples do not cover them; forgets what lies before `start_s`."""
+        with self._lock:
+            samples = list(self._samples)
+            older = [i for i, (at_s, _) in enumerate(samples) if at_s <= start_s]
+            self._samples = samples[older[-1] :] if older else samples
+        return integrate_power_between(samples, start_s, end_s)
+
+
+class EnergyMeter:
+    """Windows on one device, one at a time: `start()`, work, `stop()`.
+
+    The source is the device's and never changes: a window whose counter failed is void, it is not filled in from
+    power. `synchronize=True` waits for the device at both edges (profiling); leave it off in normal steps.
+
+    Args:
+        device: what is measured.
+        refresh_s: how often the energy counter moves; shorter windows are void. See `probe_refresh_s`.
+    """
+
+    def __init__(self, device: Device, *, refresh_s: float = 0.0) -> None:
+        self._device, self.refresh_s = device, refresh_s
+        self.source = device.energy_source
+        self._sampler: PowerSampler | None = None
+        if self.source == "power":
+            self._sampler = PowerSampler(device)
+            self._sampler.start()
+        self._start: tuple[float, float | None] | None = None
+
+    def start(self, *, synchronize: bool = False) -> None:
+        """Open a window (an open one is dropped)."""
+        if synchronize:
+            self._device.synchronize()
+        self._start = self._read()
+
+    def stop(self, *, synchronize: bool = False) -> WindowReading:
+        """Close the window opened by `start`. Raises MeasurementError when none is open."""
+        if self._start is None:
+            raise MeasurementError("no energy window is open: call start() before stop()")
+        if synchronize:
+            self._device.synchronize()
+        (start_s, start_j), (end_s, end_j) = self._start, self._read()
+        self._start = None
+        energy_j, reason = self._energy(start_s, start_j, end_s, end_j)
+        return WindowReading(end_s - start_s, energy_j, self.source, reason)
+
+    def close(self) -> None:
+        """Stop background sampling; idempotent."""
+        if self._sampler is not None:
+            self._sampler.stop()
+
+    def _read(self) -> tuple[float, float | None]:
+        if self._sampler is not None:
+            self._sampler.sample()
+            return self._device.now_s(), None
+        return self._device.now_s(), self._device.energy_j()
+
+    def _energy(
+        self, start_s: float, start_j: float | None, end_s: float, end_j: float | None
+    ) -> tuple[float | None, str | None]:
+        if self._sampler is not None:
+            energy_j = self._sampler.energy_j(start_s, end_s)
+            return energy_j, None if energy_j is not None else "the power readings do not cover the window"
+        if start_j is None or end_j is None:
+            return None, f"{self._device.name} reports no energy"
+        return window_energy(start_j, end_j, time_s=end_s - start_s, refresh_s=self.refresh_s)

@@ -1,0 +1,203 @@
+"""Measuring one partition configuration: lock the clock, warm up, run it over a whole window, cool down.
+
+    lock -> warm-up runs -> is the clock the one asked for? -> [window: n runs, one energy reading] -> cool-down
+
+The device's clock decides what "5 s" means: seconds on a real GPU, virtual (and free) seconds on an emulated one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from energy_lightning.measure.configuration import PartitionConfig
+from energy_lightning.measure.energy import WindowReading
+from energy_lightning.measure.meter import EnergyMeter
+from energy_lightning.types import DeviceError, EnergyLightningError, Measurement, Schedule
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from energy_lightning.device import Device, EmulatedDevice
+    from energy_lightning.workload import Partition
+
+UNREACHABLE = "unreachable"
+Run = Callable[[int], None]  # run the prepared configuration this many times
+Request = tuple["Partition", PartitionConfig]
+
+
+class PartitionRunner(Protocol):
+    """Something that can execute a partition on a device, again and again."""
+
+    def prepare(self, partition: Partition, schedule: Schedule | None) -> Run:
+        """A function that executes the partition n times under the schedule; it may return before the GPU is done."""
+        ...
+
+
+class EmulatedRunner:
+    """Runs partitions on an emulated device: virtual time and energy pass, real time does not."""
+
+    def __init__(self, device: EmulatedDevice) -> None:
+        self._device = device
+
+    def prepare(self, partition: Partition, schedule: Schedule | None) -> Run:
+        """See PartitionRunner."""
+        return lambda num_runs: self._device.run_partition(partition, schedule, num_runs=num_runs)
+
+
+class CallableRunner:
+    """Runs partitions that are Python callables launching real work on a device.
+
+    Args:
+        make: builds the callable of one execution from a partition and its schedule (buffers are allocated here,
+            outside the windows).
+    """
+
+    def __init__(self, make: Callable[[Partition, Schedule | None], Callable[[], None]]) -> None:
+        self._make = make
+
+    def prepare(self, partition: Partition, schedule: Schedule | None) -> Run:
+        """See PartitionRunner."""
+        run_once = self._make(partition, schedule)
+
+        def run(num_runs: int) -> None:
+            for _ in range(num_runs):
+                run_once()
+
+        return run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowSettings:
+    """How one configuration is measured.
+
+    Attributes:
+        window_s: length of the measuring window; the configuration is repeated to fill it. Windows under 2 s vary
+            widely on real GPUs.
+        cool_down_s: idle time after it, so that one window's heat does not raise the leakage of the next.
+        warmup_runs: executions before the window; they also tell how long one takes.
+        max_retries: further tries when the clock is not the one asked for, or the energy reading is void.
+        clock_tolerance_mhz: how far the clock seen may lie from the clock asked for.
+    """
+
+    window_s: float = 5.0
+    cool_down_s: float = 5.0
+    warmup_runs: int = 5
+    max_retries: int = 2
+    clock_tolerance_mhz: int = 15
+
+    def __post_init__(self) -> None:
+        if not (0.0 < self.window_s < math.inf and 0.0 <= self.cool_down_s < math.inf):  # NaN fails too
+            raise EnergyLightningError(
+                f"need window_s > 0 and cool_down_s >= 0, both finite, got {self.window_s} and {self.cool_down_s}"
+            )
+        if self.warmup_runs < 1 or self.max_retries < 0 or self.clock_tolerance_mhz < 0:
+            raise EnergyLightningError(
+                "need warmup_runs >= 1, max_retries >= 0 and clock_tolerance_mhz >= 0, got "
+                f"{self.warmup_runs}, {self.max_retries}, {self.clock_tolerance_mhz}"
+            )
+
+
+class PartitionMeter:
+    """Measures partition configurations on one device.
+
+    Args:
+        device: the GPU under test; its frequency is reset when a batch ends, however it ends.
+        runner: executes partitions on it.
+        settings: window, cool-down, retries.
+        refresh_s: how often the energy counter moves (see `probe_refresh_s`); shorter windows are void.
+    """
+
+    def __init__(
+        self, device: Device, runner: PartitionRunner, settings: WindowSettings | None = None, *, refresh_s: float = 0.0
+    ) -> None:
+        self._device, self._runner, self._settings = device, runner, settings or WindowSettings()
+        self._meter = EnergyMeter(device, refresh_s=refresh_s)
+        self.window_time_s = 0.0  # of the device's clock, inside windows
+        self.num_measured = 0
+
+    def measure_all(self, requests: Sequence[Request], rng: np.random.Generator) -> list[Measurement]:
+        """One measurement a request, in the requests' order, made in shuffled order (heat must not favour any)."""
+        results: dict[int, Measurement] = {}
+        try:
+            for i in rng.permutation(len(requests)):
+                results[int(i)] = self.measure(*requests[i])
+        finally:
+            self._device.reset_frequency()
+        return [results[i] for i in range(len(requests))]
+
+    def measure(self, partition: Partition, config: PartitionConfig) -> Measurement:
+        """Measure one configuration. The clock stays locked afterwards (see `measure_all`).
+
+        A failure is a result: a clock that cannot be had after all retries, or a window that stays void, comes back
+        as a measurement with an `invalid_reason`.
+        """
+        run = self._runner.prepare(partition, config.schedule)
+        self.num_measured += 1
+        measurement = self._attempt(run, config)
+        for _ in range(self._settings.max_retries):
+            if measurement.valid:
+                break
+            measurement = self._attempt(run, config)
+        return measurement
+
+    def close(self) -> None:
+        """Stop background sampling, if any."""
+        self._meter.close()
+
+    def _attempt(self, run: Run, config: PartitionConfig) -> Measurement:
+        device, settings = self._device, self._settings
+        try:
+            if device.can_lock_frequency:
+                device.lock_frequency(config.frequency_mhz)
+            run_time_s = self._warm_up(run)
+            fault = self._clock_fault(config)
+            if fault is not None:
+                return self._result(config, run_time_s, None, fault)
+            num_runs = max(1, math.ceil(settings.window_s / run_time_s))
+            self._meter.start(synchronize=True)
+            run(num_runs)
+            reading = self._meter.stop(synchronize=True)
+            self.window_time_s += reading.time_s
+            fault = self._clock_fault(config) or reading.invalid_reason
+            if reading.energy_j is None and self._meter.source == "none":
+                fault = self._clock_fault(config)  # time alone is still worth having
+            return self._result(config, reading.time_s / num_runs, _per_run(reading, num_runs), fault)
+        finally:
+            device.idle(settings.cool_down_s)
+
+    def _warm_up(self, run: Run) -> float:
+        """Run a few times; returns the time of one execution in s."""
+        device = self._device
+        run(1)  # the first one may allocate or compile
+        device.synchronize()
+        start_s = device.now_s()
+        run(self._settings.warmup_runs)
+        device.synchronize()
+        time_s: float = (device.now_s() - start_s) / self._settings.warmup_runs
+        if not time_s > 0.0:  # NaN fails too
+            raise DeviceError(f"the clock of {device.name} stood still over {self._settings.warmup_runs} runs")
+        return time_s
+
+    def _clock_fault(self, config: PartitionConfig) -> str | None:
+        actual_mhz = self._device.frequency_mhz()
+        if abs(actual_mhz - config.frequency_mhz) <= self._settings.clock_tolerance_mhz:
+            return None
+        return f"{UNREACHABLE}: asked for {config.frequency_mhz} MHz, seen {actual_mhz} MHz"
+
+    def _result(self, config: PartitionConfig, time_s: float, energy_j: float | None, fault: str | None) -> Measurement:
+        return Measurement(
+            time_s=time_s,
+            energy_j=energy_j,
+            source=self._meter.source,
+            temperature_c=self._device.temperature_c(),
+            requested_mhz=config.frequency_mhz,
+            actual_mhz=self._device.frequency_mhz(),
+            invalid_reason=fault,
+        )
+
+
+def _per_run(reading: WindowReading, num_runs: int) -> float | None:
+    return None if reading.energy_j is None else reading.energy_j / num_runs

@@ -1,0 +1,87 @@
+import threading
+
+import pytest
+
+from energy_lightning.measure import EnergyMeter, PowerSampler, probe_refresh_s
+from energy_lightning.measure.testing import ScriptedDevice
+from energy_lightning.types import MeasurementError
+
+
+def test_a_counter_window_is_the_difference_of_two_readings() -> None:
+    device = ScriptedDevice(power_w=lambda _: 250.0)
+    meter = EnergyMeter(device)
+    meter.start()
+    device.work(4.0)
+    reading = meter.stop()
+    assert (reading.time_s, reading.energy_j, reading.source) == (4.0, pytest.approx(1000.0), "counter")
+    assert reading.power_w == pytest.approx(250.0)
+
+
+def test_constant_power_without_counter_is_integrated_and_labelled_power() -> None:
+    device = ScriptedDevice(power_w=lambda _: 200.0, energy_source="power")
+    meter = EnergyMeter(device)
+    meter.start()
+    device.work(10.0)
+    reading = meter.stop()
+    meter.close()
+    assert reading.energy_j == pytest.approx(2000.0)
+    assert reading.source == "power"
+
+
+def test_without_counter_and_power_there_is_none_and_a_reason() -> None:
+    device = ScriptedDevice(energy_source="none")
+    meter = EnergyMeter(device)
+    meter.start()
+    device.work(1.0)
+    reading = meter.stop()
+    assert reading.energy_j is None
+    assert reading.power_w is None
+    assert "scripted GPU" in str(reading.invalid_reason)
+
+
+def test_a_counter_reset_voids_the_window_and_power_does_not_fill_in() -> None:
+    device = ScriptedDevice()
+    device.work(5.0)
+    meter = EnergyMeter(device)
+    meter.start()
+    device.reset_counter()
+    device.work(1.0)
+    reading = meter.stop()
+    assert reading.energy_j is None
+    assert reading.source == "counter"
+
+
+def test_stop_without_start_says_what_to_do() -> None:
+    with pytest.raises(MeasurementError, match="start"):
+        EnergyMeter(ScriptedDevice()).stop()
+
+
+def test_a_device_without_power_reading_has_no_sampler() -> None:
+    with pytest.raises(MeasurementError, match="neither"):
+        PowerSampler(type("Bare", (), {"name": "bare GPU"})())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("refresh_s", [0.010, 0.100])
+def test_the_refresh_of_the_counter_is_found_by_polling(refresh_s: float) -> None:
+    found_s = probe_refresh_s(ScriptedDevice(refresh_s=refresh_s))
+    assert found_s == pytest.approx(refresh_s, abs=0.002)
+
+
+def test_a_counter_that_never_moves_needs_windows_longer_than_the_probe() -> None:
+    assert probe_refresh_s(ScriptedDevice(energy_source="none"), limit_s=0.5) == 0.5
+
+
+def test_background_sampling_ends_with_the_meter() -> None:
+    sampled = threading.Event()
+
+    class Watched(ScriptedDevice):
+        def power_w(self) -> float | None:
+            sampled.set()
+            return 100.0
+
+    sampler = PowerSampler(Watched(energy_source="power"), interval_s=0.001)
+    sampler.start()
+    assert sampled.wait(timeout=10.0)
+    sampler.stop()
+    sampler.stop()
+    assert not [thread for thread in threading.enumerate() if thread.name == "power-sampler"]
