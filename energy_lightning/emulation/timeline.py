@@ -1,9 +1,9 @@
 """Time and dynamic energy of one partition, for many configurations at once.
 
 Two streams share one GPU. The compute stream runs operators in order; the collective starts beside one of them on
-SMs of its own. While both run, the operator has fewer SMs and less memory bandwidth, and the collective advances more slowly
-the busier the operator keeps the memory. Rates are constant within (operator, collective running or not), so each
-operator has a closed form and no time stepping is needed; all formulas are elementwise over configurations.
+SMs of its own. While both run, the operator has fewer SMs and less memory bandwidth, and the collective advances more
+slowly the busier the operator keeps the memory. Rates are constant within (operator, collective running or not), so
+each operator has a closed form and no time stepping is needed; all formulas are elementwise over configurations.
 
 Operator alone:  t = (compute^p + issue^p + dram^p)^(1/p) + kernels x launch overhead,   p = 3 (a smooth maximum)
     compute = flops / (efficiency x peak x clock ratio x SM share)          matrix units

@@ -1,0 +1,187 @@
+"""EmulatedDevice: virtual time, energy and temperature of one GPU that runs a workload's partitions.
+
+The real training may run on the CPU meanwhile; every figure that this device gives is a model's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from energy_lightning.emulation import GPU, Estimate, emulate_iteration_end, emulate_phase, emulate_scheduled
+from energy_lightning.emulation.thermal import heat, leakage_w
+from energy_lightning.types import DeviceError, EnergySource, PhasePlan, Schedule
+from energy_lightning.workload import Partition, Workload
+
+_Work = tuple[str, object, object]
+
+
+class EmulatedDevice:
+    """A `Device` on a virtual clock.
+
+    Args:
+        gpu: the GPU model.
+        workload: the job whose phases `run_phase` executes.
+        seed: None: no noise; else each run's time and power are multiplied by 1 + noise_std x a normal draw.
+        noise_std: relative noise of one run.
+        counter_refresh_s: the energy counter moves only every so often (NVML: about 0.1 s); 0: always exact.
+        stage: pipeline stage that this GPU belongs to.
+
+    A run whose mean power would exceed the board's limit runs at the highest clock that does not; `frequency_mhz` then
+    tells that clock. Not modelled: power excursions inside a run, temperature limits.
+    """
+
+    emulated = True
+    energy_source: EnergySource = "emulated"
+    can_lock_frequency = True
+
+    def __init__(
+        self,
+        gpu: GPU,
+        workload: Workload,
+        *,
+        seed: int | None = None,
+        noise_std: float = 0.01,
+        counter_refresh_s: float = 0.0,
+        stage: int = 0,
+    ) -> None:
+        if not 0.0 <= noise_std < 0.2:
+            raise DeviceError(f"noise_std must be a fraction from 0 to 0.2, got {noise_std!r}")
+        if not 0.0 <= counter_refresh_s <= 10.0:
+            raise DeviceError(f"counter_refresh_s must be from 0 to 10 s, got {counter_refresh_s!r}")
+        self.gpu, self.workload, self.stage = gpu, workload, stage
+        self.name = f"{gpu.display_name} (emulated)"
+        self.num_sms, self.frequencies_mhz = gpu.num_sms, gpu.frequencies_mhz
+        self.static_power_w, self.blocking_power_w = gpu.static_power_w, gpu.blocking_power_w
+        self.power_limit_w, self.switch_time_s = gpu.power_limit_w, gpu.switch_time_s
+        self._noise = None if seed is None else np.random.default_rng(seed)
+        self._noise_std, self._refresh_s = noise_std, counter_refresh_s
+        self._time_s = self._energy_j = self._counter_j = 0.0
+        self._power_w = gpu.static_power_w
+        self._temperature_c = heat(gpu.thermal, gpu.thermal.ambient_c, gpu.static_power_w, 1e6)[0]  # idle, settled
+        self._locked_mhz: int | None = None
+        self._actual_mhz = gpu.max_frequency_mhz
+        self._estimates: dict[tuple[_Work, int], Estimate] = {}
+
+    # clock, energy, temperature
+
+    def now_s(self) -> float:
+        """Virtual time in s since the device was opened."""
+        return self._time_s
+
+    def energy_j(self) -> float:
+        """Energy in J since the device was opened, as its counter shows it (see `counter_refresh_s`)."""
+        return self._counter_j
+
+    def power_w(self) -> float:
+        """Mean power in W of the last run or rest."""
+        return self._power_w
+
+    def temperature_c(self) -> float:
+        """Chip temperature in C."""
+        return self._temperature_c
+
+    def synchronize(self) -> None:
+        """Nothing is pending on a virtual clock."""
+
+    def idle(self, time_s: float) -> None:
+        """Rest for `time_s` at static power; the chip cools."""
+        if not time_s >= 0.0:
+            raise DeviceError(f"cannot idle for {time_s!r} s; give a time >= 0")
+        self._advance(time_s, self.gpu.static_power_w)
+
+    # frequency
+
+    def lock_frequency(self, frequency_mhz: int) -> None:
+        """Lock the SM clock; a change takes `switch_time_s` at blocking power."""
+        self.gpu.check_frequency(frequency_mhz)
+        if frequency_mhz != (self._locked_mhz or self.gpu.max_frequency_mhz):
+            self._advance(self.switch_time_s, self.blocking_power_w)
+        self._locked_mhz = self._actual_mhz = frequency_mhz
+
+    def reset_frequency(self) -> None:
+        """Back to the highest clock."""
+        if self._locked_mhz is not None:
+            self.lock_frequency(self.gpu.max_frequency_mhz)
+            self._locked_mhz = None
+
+    def frequency_mhz(self) -> int:
+        """SM clock of the last run (lower than the locked one where the power limit throttled), else the locked one."""
+        return self._actual_mhz
+
+    def close(self) -> None:
+        """Nothing to give back on an emulated device."""
+        self._locked_mhz = None
+
+    # work
+
+    def run_partition(self, partition: Partition, schedule: Schedule | None = None, *, repeats: int = 1) -> Estimate:
+        """Execute `partition` `repeats` times; returns what one execution took (noise and heat included)."""
+        return self._run(("partition", partition, schedule), repeats)
+
+    def run_phase(self, phase_plan: PhasePlan, *, repeats: int = 1) -> Estimate:
+        """Execute one microbatch's phase at the locked frequency (the plan's own frequency is not looked at)."""
+        return self._run(("phase", replace(phase_plan, frequency_mhz=None), None), repeats)
+
+    def run_iteration_end(self, phase_plan: PhasePlan) -> Estimate:
+        """Gradient reduction over data parallelism and the optimizer step; schedules of `phase_plan` apply."""
+        return self._run(("end", replace(phase_plan, frequency_mhz=None), None), 1)
+
+    def set_workload(self, workload: Workload) -> None:
+        """Go on with another workload (a batch of another size); time, energy and temperature stay."""
+        if workload != self.workload:
+            self.workload = workload
+            self._estimates.clear()
+
+    def _run(self, work: _Work, repeats: int) -> Estimate:
+        if repeats < 1:
+            raise DeviceError(f"repeats must be at least 1, got {repeats}")
+        estimate = self._within_power_limit(work)
+        time_s, power_w = estimate.time_s * repeats, estimate.power_w
+        if self._noise is not None:
+            time_noise, power_noise = self._noise.normal(0.0, self._noise_std, 2)
+            time_s, power_w = time_s * (1.0 + time_noise), power_w * (1.0 + power_noise)
+        energy_j = self._advance(time_s, power_w)
+        return Estimate(time_s / repeats, energy_j / repeats)
+
+    def _within_power_limit(self, work: _Work) -> Estimate:
+        wanted_mhz = self._locked_mhz or self.gpu.max_frequency_mhz
+        room_w = self.power_limit_w - leakage_w(self.gpu.thermal, self._temperature_c)
+        for frequency_mhz in reversed([f for f in self.frequencies_mhz if f <= wanted_mhz]):
+            estimate = self._estimate(work, frequency_mhz)
+            if estimate.power_w <= room_w:
+                break
+        self._actual_mhz = frequency_mhz
+        return estimate
+
+    def _estimate(self, work: _Work, frequency_mhz: int) -> Estimate:
+        known = self._estimates.get((work, frequency_mhz))
+        if known is None:
+            known = self._estimates[work, frequency_mhz] = self._compute_estimate(work, frequency_mhz)
+        return known
+
+    def _compute_estimate(self, work: _Work, frequency_mhz: int) -> Estimate:
+        _, subject, schedule = work
+        if isinstance(subject, Partition):
+            assert schedule is None or isinstance(schedule, Schedule)
+            return emulate_scheduled(subject, self.gpu, frequency_mhz, schedule)
+        assert isinstance(subject, PhasePlan)
+        phase_plan = replace(subject, frequency_mhz=frequency_mhz)
+        estimate = emulate_phase if work[0] == "phase" else emulate_iteration_end
+        return estimate(self.workload, self.gpu, phase_plan, stage=self.stage)
+
+    def _advance(self, time_s: float, power_w: float) -> float:
+        """Move the clock; returns the energy drawn (leakage at the real temperature included)."""
+        start_s, start_j = self._time_s, self._energy_j
+        self._temperature_c, energy_j = heat(self.gpu.thermal, self._temperature_c, power_w, time_s)
+        self._time_s, self._energy_j = start_s + time_s, start_j + energy_j
+        if time_s > 0.0:
+            self._power_w = energy_j / time_s
+        if self._refresh_s == 0.0:
+            self._counter_j = self._energy_j
+            return energy_j
+        last_refresh_s = np.floor(self._time_s / self._refresh_s) * self._refresh_s
+        if last_refresh_s > start_s:
+            self._counter_j = start_j + energy_j * float((last_refresh_s - start_s) / time_s)
+        return energy_j
