@@ -18,8 +18,13 @@ from typing import TYPE_CHECKING, Any
 from energy_lightning import registration
 
 if TYPE_CHECKING:
-    from energy_lightning.callbacks import EnergyMonitor, FrequencyController, FrontierOptimizer, PartitionProfiler
-    from energy_lightning.strategy import KareusStrategy
+    from energy_lightning.lightning import (
+        EnergyMonitor,
+        FrequencyController,
+        FrontierOptimizer,
+        KareusStrategy,
+        PartitionProfiler,
+    )
     from energy_lightning.types import Budget, EnergyLightningError, Measurement, PhasePlan, Plan, Schedule
     from energy_lightning.workload import Workload
 
@@ -39,16 +44,18 @@ __all__ = [
     "__version__",
 ]
 
-_MODULE_OF = {
-    **dict.fromkeys(
-        ["EnergyMonitor", "FrequencyController", "FrontierOptimizer", "PartitionProfiler"], "energy_lightning.callbacks"
+_NAMES_IN = {
+    "energy_lightning.lightning": (
+        "EnergyMonitor",
+        "FrequencyController",
+        "FrontierOptimizer",
+        "KareusStrategy",
+        "PartitionProfiler",
     ),
-    "KareusStrategy": "energy_lightning.strategy",
-    **dict.fromkeys(
-        ["Budget", "EnergyLightningError", "Measurement", "PhasePlan", "Plan", "Schedule"], "energy_lightning.types"
-    ),
-    "Workload": "energy_lightning.workload",
+    "energy_lightning.types": ("Budget", "EnergyLightningError", "Measurement", "PhasePlan", "Plan", "Schedule"),
+    "energy_lightning.workload": ("Workload",),
 }
+_MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in names}
 
 registration.register_when_imported()
 

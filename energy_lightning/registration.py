@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 STRATEGY_MODULE_OF = {
-    "lightning.pytorch.strategies": "energy_lightning.strategy",
+    "lightning.pytorch.strategies": "energy_lightning.lightning",
     "pytorch_lightning.strategies": "energy_lightning.pytorch_lightning",
 }
 """Module with a Lightning package's `StrategyRegistry` -> our module with the strategy for it."""

@@ -47,7 +47,7 @@ def fingerprint(batch: object) -> Tensor:
         checksum = zlib.crc32(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode(), checksum)
         if tensor.numel() and tensor.layout is torch.strided:
             content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            checksum = zlib.crc32(memoryview(content.numpy()), checksum)
+            checksum = zlib.crc32(content.numpy().tobytes(), checksum)
     return torch.tensor([checksum], dtype=torch.int64)
 
 

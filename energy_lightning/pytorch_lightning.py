@@ -1,0 +1,26 @@
+"""The strategy and callbacks for `pytorch_lightning`."""
+
+from __future__ import annotations
+
+from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.strategies import DDPStrategy
+
+from energy_lightning.callbacks import build_callbacks
+from energy_lightning.strategy import KareusMixin
+from energy_lightning.strategy_parts.parallel_mixin import ParallelExecutionMixin
+
+_callback_types = build_callbacks(Callback, __name__)
+EnergyMonitor = _callback_types["EnergyMonitor"]
+PartitionProfiler = _callback_types["PartitionProfiler"]
+FrontierOptimizer = _callback_types["FrontierOptimizer"]
+FrequencyController = _callback_types["FrequencyController"]
+
+
+class KareusStrategy(KareusMixin, ParallelExecutionMixin, DDPStrategy):  # type: ignore[misc]  # typed for the other
+    """Trains in several processes with partitioned overlap, at the time-energy point that meets a budget."""
+
+    lightning_package = "pytorch_lightning"
+    callback_types = _callback_types
+
+
+__all__ = ["EnergyMonitor", "FrequencyController", "FrontierOptimizer", "KareusStrategy", "PartitionProfiler"]

@@ -1,0 +1,143 @@
+"""A model with recognised blocks: the partition engine in the blocks' place, and our own gradient reduction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from energy_lightning.parallel.clipping import clip_grad_norm
+from energy_lightning.parallel.comm_hook import HELD_BACK
+from energy_lightning.parallel.reducer import GradientReducer, broadcast_module
+from energy_lightning.partition import find_stacks, install, sharding
+from energy_lightning.types import Plan
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+class EngineExecution:
+    """A module whose blocks run in the partition engine, sharded and replicated over a device mesh.
+
+    Args:
+        module: the LightningModule, on its device; changed in place. Rank 0's weights are used on all ranks.
+        mesh: dimensions ("data_parallel", "tensor_parallel"), or None for a single process.
+        activation_checkpointing: recompute the blocks' activations in backward.
+        bucket_cap_bytes: size of a gradient bucket; None: gradients are not reduced (evaluation).
+
+    Collective over all ranks.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        mesh: DeviceMesh | None,
+        activation_checkpointing: bool,
+        bucket_cap_bytes: int | None,
+    ) -> None:
+        self.module = module
+        self.tensor_parallel_group = _group(mesh, "tensor_parallel")
+        data_parallel_group = _group(mesh, "data_parallel")
+        if mesh is not None and mesh.size() > 1:
+            broadcast_module(module)
+        paths = [stack.path for stack in find_stacks(module)]
+        self.engine = install(
+            module,
+            tensor_parallel_group=self.tensor_parallel_group,
+            activation_checkpointing=activation_checkpointing,
+        )
+        self.reducer: GradientReducer | None = None
+        if data_parallel_group is not None and bucket_cap_bytes is not None:
+            self.reducer = GradientReducer(
+                module.parameters(),
+                announced=[p for path in paths for p in module.get_submodule(path).parameters()],
+                group=data_parallel_group,
+                bucket_cap_bytes=bucket_cap_bytes,
+            )
+            self.engine.on_gradients_ready = self.reducer.mark_ready
+        self._reduces = True
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Within it, gradients accumulate on each rank and are not reduced."""
+        before, self._reduces = self._reduces, False
+        try:
+            yield
+        finally:
+            self._reduces = before
+
+    def before_backward(self, loss: Tensor) -> None:
+        """Arrange for the gradients of the next backward through `loss` to be means over the replicas."""
+        if self.reducer is not None and self._reduces:
+            self.reducer.prepare(loss)
+
+    def apply(self, plan: Plan) -> None:
+        """Use the plan's schedules from the next step on. Raises PlanError where the plan does not fit the blocks."""
+        self.engine.apply(plan)
+        schedule = plan.backward.schedules.get("grad_bucket")
+        if self.reducer is not None:
+            self.reducer.held_back = schedule is not None and schedule.launch == HELD_BACK
+
+    def clip_grad_norm(self, parameters: Any, max_norm: float) -> Tensor:
+        """Like torch's, with the norm over all shards. Collective over the tensor-parallel group."""
+        return clip_grad_norm(parameters, max_norm, group=self.tensor_parallel_group)
+
+    def module_state_dict(self) -> dict[str, Any]:
+        """The module's state dict with full weights, under the plain model's keys. Collective."""
+        if self.tensor_parallel_group is None:
+            return dict(self.module.state_dict())
+        return dict(sharding.full_state_dict(self.module, self.tensor_parallel_group))
+
+    def load_module_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool) -> None:
+        """Load full weights, keeping this rank's part of the sharded ones."""
+        if self.tensor_parallel_group is None:
+            self.module.load_state_dict(state_dict, strict=strict)
+        else:
+            sharding.load_full_state_dict(self.module, state_dict, self.tensor_parallel_group, strict=strict)
+
+    def optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
+        """The optimizer's state dict with full state, as the plain model's optimizer has it. Collective."""
+        if self.tensor_parallel_group is None:
+            return optimizer.state_dict()
+        return dict(sharding.full_optimizer_state_dict(optimizer, self.tensor_parallel_group))
+
+    def load_optimizer_state_dict(self, optimizer: Optimizer, state_dict: Mapping[str, Any]) -> None:
+        """Load full optimizer state, keeping this rank's part of the sharded."""
+        if self.tensor_parallel_group is None:
+            optimizer.load_state_dict(dict(state_dict))
+        else:
+            sharding.load_full_optimizer_state_dict(optimizer, state_dict, self.tensor_parallel_group)
+
+    def close(self, *, restore: bool) -> None:
+        """Stop reducing; with `restore`, make the module plain again, full weights on every rank (collective)."""
+        if self.reducer is not None:
+            self.reducer.close()
+        if restore:
+            self.engine.remove()
+
+
+def synchronise_rng(mesh: DeviceMesh, device: torch.device) -> None:
+    """Give tensor-parallel peers the random state of their first rank: dropout on replicated values must agree."""
+    group = mesh.get_group("tensor_parallel")
+    source = dist.get_process_group_ranks(group)[0]
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    shared: list[Any] = [states]
+    dist.broadcast_object_list(shared, source, group=group)
+    torch.set_rng_state(shared[0][0])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(shared[0][1], device)
+
+
+def _group(mesh: DeviceMesh | None, name: str) -> dist.ProcessGroup | None:
+    """The group of one mesh dimension, or None where it has a single rank."""
+    if mesh is None or mesh[name].size() == 1:
+        return None
+    return mesh.get_group(name)
