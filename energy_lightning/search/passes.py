@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from energy_lightning.search.greedy import GreedyPasses
 from energy_lightning.search.history import Observations
 from energy_lightning.search.proposer import BatchSizes, Proposer, take_random
 from energy_lightning.search.published import PublishedPasses
@@ -33,4 +34,4 @@ def _random(space: SearchSpace, sizes: BatchSizes | None, prior: Floats | None) 
     return RandomPasses(space, sizes or BatchSizes(16, 16, len(space) // 16, least_gain=0.0))
 
 
-PASSES: dict[str, Factory] = {"default": _published, "published": _published, "random": _random}
+PASSES: dict[str, Factory] = {"default": GreedyPasses, "published": _published, "random": _random}
