@@ -1,0 +1,119 @@
+"""Where conf/ is, and checks of Hydra overrides that name what is allowed."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from energy_lightning.types import ConfigError
+
+CONFIG_NAME = "train"
+
+
+def conf_dir() -> Path:
+    """The folder conf/: beside the package in a checkout, `energy_lightning/_conf` in an installed wheel."""
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package / "_conf", package.parent / "conf"):
+        if (folder / f"{CONFIG_NAME}.yaml").is_file():
+            return folder
+    raise ConfigError(
+        f"no configuration in {package / '_conf'} or {package.parent / 'conf'}: install the package again"
+    )
+
+
+def group_options(folders: Iterable[Path]) -> dict[str, list[str]]:
+    """Config groups of the folders -> names of their choices."""
+    found: dict[str, set[str]] = {}
+    for folder in folders:
+        for file in folder.glob("*/*.yaml"):
+            found.setdefault(file.parent.name, set()).add(file.stem)
+    return {group: sorted(options) for group, options in sorted(found.items())}
+
+
+def expand_shorthand(arguments: Sequence[str], options: Mapping[str, Sequence[str]]) -> list[str]:
+    """`workload=NAME`, where no choice is called so, becomes `workload=preset workload.preset=NAME`."""
+    expanded = []
+    for argument in arguments:
+        group, _, value = argument.partition("=")
+        if group == "workload" and value and not set(value.split(",")) & set(options.get(group, ())):
+            expanded += ["workload=preset", f"workload.preset={value}"]
+        else:
+            expanded.append(argument)
+    return expanded
+
+
+def split_flags(arguments: Sequence[str]) -> tuple[list[str], Path | None]:
+    """The overrides among Hydra's command-line arguments, and the user's --config-dir."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config-dir", "-cd")
+    for flag, short in (("--cfg", "-c"), ("--package", "-p"), ("--config-name", "-cn"), ("--config-path", "-cp")):
+        parser.add_argument(flag, short)
+    parser.add_argument("--info", "-i", nargs="?")
+    known, others = parser.parse_known_args(list(arguments))
+    overrides = [argument for argument in others if not argument.startswith("-")]
+    return overrides, Path(known.config_dir).absolute() if known.config_dir else None
+
+
+def check_overrides(overrides: Sequence[str], folders: Sequence[Path]) -> None:
+    """Raise ConfigError, naming what is allowed, for a group, choice or key that the configuration does not have.
+
+    Overrides that add (+key=...), delete (~key) or configure Hydra itself are left to Hydra.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    options = group_options(folders)
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+    except HydraException as error:
+        raise ConfigError(
+            f"cannot read the command line: {error}. Write key=value, e.g. budget.max_slowdown=0.05"
+        ) from error
+    own = [
+        o
+        for o in parsed
+        if not (o.is_add() or o.is_force_add() or o.is_delete() or str(o.key_or_group).startswith("hydra"))
+    ]
+    choices: dict[str, str] = {}
+    for override in own:
+        if override.key_or_group in options:
+            values = list(override.sweep_iterator()) if override.is_sweep_override() else [override.value()]
+            for value in values:
+                _check_known(str(value), options[override.key_or_group], f"{override.key_or_group}=", "choices")
+            choices[override.key_or_group] = str(values[0])
+    config = compose_config([f"{group}={choice}" for group, choice in choices.items()], folders)
+    for override in own:
+        if override.key_or_group not in options:
+            _check_key(str(override.key_or_group), config, options)
+
+
+def compose_config(overrides: Sequence[str], folders: Sequence[Path]) -> Any:
+    """The configuration (DictConfig) that `overrides` select; `folders`: conf/, then the user's."""
+    from hydra import compose, initialize_config_dir
+
+    search_path = (
+        [f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in folders[1:])}]"] if folders[1:] else []
+    )
+    with initialize_config_dir(str(folders[0]), version_base="1.3"):
+        return compose(CONFIG_NAME, overrides=[*overrides, *search_path])
+
+
+def _check_key(key: str, config: Any, options: Mapping[str, Sequence[str]]) -> None:
+    node, above = config, ""
+    for part in key.split("."):
+        if not hasattr(node, "keys"):
+            raise ConfigError(f"{above.rstrip('.')} is a value, it has no key {part!r}")
+        _check_known(part, [str(k) for k in node], above, "keys" if above else "keys and groups")
+        node, above = node._get_node(part), f"{above}{part}."
+
+
+def _check_known(value: str, known: Sequence[str], prefix: str, what: str) -> None:
+    if value in known:
+        return
+    near = difflib.get_close_matches(value, known, n=1)
+    hint = f"; did you mean {prefix}{near[0]}?" if near else "."
+    new = "" if prefix.endswith("=") else ". A new key is added with +KEY=VALUE"
+    raise ConfigError(f"unknown {prefix}{value}{hint} Known {what}: {', '.join(known) or 'none'}{new}")

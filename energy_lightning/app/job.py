@@ -1,0 +1,149 @@
+"""One job in its process: from config.yaml to a trained model, its plan and its report."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from omegaconf import OmegaConf
+
+import energy_lightning
+from energy_lightning.app.folder import RunFolder
+from energy_lightning.app.outcome import OutcomeRecorder, report
+from energy_lightning.tasks.data import TextDataModule, data_for
+from energy_lightning.tasks.models import ModelSpec, build_model
+from energy_lightning.tasks.modules import TASKS
+from energy_lightning.tasks.sources import open_source
+from energy_lightning.types import ConfigError
+from energy_lightning.workload import Workload
+
+Config = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a configuration builds."""
+
+    model: LightningModule
+    data: TextDataModule
+    trainer: Trainer
+    recorder: OutcomeRecorder
+    checkpoint: str | None
+    validate_first: bool
+
+
+def run_training(folder: RunFolder) -> None:
+    """Train what the folder's config.yaml says, and leave the other files of a run beside it."""
+    _quieten()
+    job = build_job(load_config(folder), folder)
+    before = _validate(job) if job.validate_first else {}
+    job.trainer.fit(job.model, job.data, ckpt_path=job.checkpoint)
+    after = _validate(job)
+    outcome = job.recorder.outcome
+    if job.trainer.is_global_zero and outcome is not None:
+        report(outcome, folder, before=before, after=after)
+
+
+def load_config(folder: RunFolder) -> dict[str, Any]:
+    """The folder's configuration as plain values."""
+    config = OmegaConf.to_container(OmegaConf.load(folder.config), resolve=True)
+    if not isinstance(config, dict):
+        raise ConfigError(f"{folder.config} holds no mapping")
+    return {str(key): value for key, value in config.items()}
+
+
+def build_job(config: Config, folder: RunFolder) -> Job:
+    """Model, data and trainer. Raises EnergyLightningError for a setting that cannot be."""
+    seed_everything(config["seed"], workers=True, verbose=False)
+    model, recorder = config["model"], OutcomeRecorder()
+    return Job(
+        model=build_task(model),
+        data=build_data(config["data"], task=model["task"], tokenizer=model["tokenizer"]),
+        trainer=build_trainer(config, folder, recorder),
+        recorder=recorder,
+        checkpoint=config["checkpoint"],
+        validate_first=config["validate_first"],
+    )
+
+
+def build_task(config: Config) -> LightningModule:
+    """The LightningModule of the group `model`."""
+    spec = ModelSpec(
+        task=config["task"],
+        pretrained=config["pretrained"],
+        architecture=config["architecture"],
+        config=config["config"],
+    )
+    model = build_model(spec, tokenizer=config["tokenizer"])
+    optimizer = {name: config[name] for name in ("learning_rate", "weight_decay", "warmup_steps")}
+    return TASKS[spec.task](model, **optimizer)
+
+
+def build_data(config: Config, *, task: str, tokenizer: str) -> TextDataModule:
+    """The data module of the group `data`, cut to rows as the model's task needs."""
+    source = open_source(config["source"], **config["arguments"])
+    sizes = {name: config[name] for name in ("max_length", "batch_size", "limit")}
+    return data_for(task)(source, tokenizer, **sizes)
+
+
+def build_workload(config: Config) -> Workload | None:
+    """The job to rehearse (group `workload`), or None for the model's own shape."""
+    if config["preset"] is None:
+        return None
+    sizes = {name: value for name, value in config.items() if name != "preset" and value is not None}
+    return Workload.preset(config["preset"], **sizes)
+
+
+def build_strategy(config: Config, folder: RunFolder) -> Any:
+    """KareusStrategy from the groups workload, device, budget, profiler, search and collectives."""
+    backend = config["collectives"]["backend"]
+    device = config["device"]
+    return energy_lightning.KareusStrategy(
+        config["budget"],
+        tensor_parallel_size=config["tensor_parallel_size"],
+        data_parallel_size=config["data_parallel_size"],
+        activation_checkpointing=config["activation_checkpointing"],
+        device=device["name"],
+        **({} if device["gpu"] is None else {"gpu": device["gpu"]}),
+        workload=build_workload(config["workload"]),
+        plan=config["plan"],
+        output_dir=folder.path,
+        callback_options={"PartitionProfiler": config["profiler"], "FrontierOptimizer": config["search"]},
+        **({} if backend is None else {"process_group_backend": backend}),
+    )
+
+
+def build_trainer(config: Config, folder: RunFolder, recorder: Callback) -> Trainer:
+    """Lightning's Trainer; ConfigError for an argument it does not have."""
+    checkpoints = ModelCheckpoint(dirpath=folder.path / "checkpoints")
+    settings = dict(config["trainer"])
+    try:
+        return Trainer(
+            strategy=build_strategy(config, folder),
+            logger=CSVLogger(folder.path, name="", version=""),  # metrics.csv in the folder itself
+            callbacks=[checkpoints, recorder],
+            default_root_dir=folder.path,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            **settings,
+        )
+    except TypeError as error:  # an argument added with +trainer.NAME=VALUE
+        raise ConfigError(f"trainer: {error}; Lightning's Trainer has no such argument") from error
+
+
+def _validate(job: Job) -> dict[str, float]:
+    (metrics,) = job.trainer.validate(job.model, job.data, verbose=False)
+    return {name.removeprefix("validation_"): float(value) for name, value in metrics.items()}
+
+
+def _quieten() -> None:
+    """Advice of Lightning's that does not apply: the rows are tensors in memory, no worker would load them faster."""
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    warnings.filterwarnings("ignore", message=".*exists and is not empty.*")
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)

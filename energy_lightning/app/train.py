@@ -1,0 +1,113 @@
+"""`energy-lightning train`: Hydra chooses configuration and folder, then each job trains in a process of its own.
+
+A process for each job, because Lightning and torch.distributed keep the environment and process group of the first
+training in a process, and because a job whose other rank dies is killed: something must be left to say so.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from energy_lightning.app import torchrun
+from energy_lightning.app.configuration import (
+    CONFIG_NAME,
+    check_overrides,
+    conf_dir,
+    expand_shorthand,
+    group_options,
+    split_flags,
+)
+from energy_lightning.app.folder import COMPLETED, RUNNING, RunFolder
+from energy_lightning.types import ConfigError
+
+WORKER_MODULE = "energy_lightning.app.worker"
+
+
+def train(arguments: Sequence[str]) -> int:
+    """Run the jobs that `arguments` (Hydra overrides and flags) describe; 0 when all of them completed."""
+    if torchrun.is_follower(os.environ):
+        return torchrun.follow(os.environ, run_worker)
+    folder = conf_dir()
+    expanded = expand_shorthand(arguments, group_options([folder]))
+    overrides, user_folder = split_flags(expanded)
+    check_overrides(overrides, [folder, *([user_folder] if user_folder else [])])
+    with torchrun.announcing(os.environ) as announce:
+        statuses = run_hydra(expanded, lambda config, path: run_job(config, path, announce))
+    if len(statuses) > 1:
+        for path, status in statuses.items():
+            print(f"{status:>11}  {path}")
+    return 0 if all(status == COMPLETED for status in statuses.values()) else 1
+
+
+def run_hydra(arguments: Sequence[str], job: Callable[[Any, Path], str]) -> dict[Path, str]:
+    """Let Hydra call `job` with the configuration and folder of each job; folder -> what `job` returned."""
+    import hydra
+    from hydra.core.hydra_config import HydraConfig
+
+    statuses: dict[Path, str] = {}
+
+    def task(config: Any) -> None:
+        path = Path(HydraConfig.get().runtime.output_dir)
+        statuses[path] = job(config, path)
+
+    with _process_arguments([sys.argv[0], *arguments]):
+        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG_NAME)(task)()
+    return statuses
+
+
+def run_job(config: Any, path: Path, announce: Callable[[Path], None]) -> str:
+    """Write the configuration into the job's folder, train there, and return the job's status."""
+    from omegaconf import OmegaConf
+
+    missing = sorted(OmegaConf.missing_keys(config))
+    folder = RunFolder(path)
+    if missing:
+        error = ConfigError(f"{', '.join(missing)} must be given, e.g. {missing[0]}=VALUE")
+        folder.update(status="failed", error=str(error))
+        print(f"error: {error}", file=sys.stderr)
+        return "failed"
+    config.output_dir = str(path)
+    path.mkdir(parents=True, exist_ok=True)
+    OmegaConf.save(config, folder.config, resolve=True)
+    folder.update(status=RUNNING, error=None)
+    announce(path)
+    return folder.end(run_worker(path))
+
+
+def run_worker(path: Path) -> int:
+    """Train what the folder's config.yaml says in a child process; its exit code (negative: the signal's number).
+
+    Ctrl-C reaches the child from the terminal; a SIGTERM is handed on. The child ends when this process dies.
+    """
+    with _interrupts_are_the_childs():
+        child = subprocess.Popen([sys.executable, "-m", WORKER_MODULE, str(path)])
+        previous = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+        try:
+            return child.wait()
+        finally:
+            signal.signal(signal.SIGTERM, previous)
+
+
+@contextmanager
+def _interrupts_are_the_childs() -> Iterator[None]:
+    previous = signal.signal(signal.SIGINT, lambda *_: None)  # not SIG_IGN, which the child would inherit
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+@contextmanager
+def _process_arguments(argv: list[str]) -> Iterator[None]:
+    previous, sys.argv = sys.argv, argv  # Hydra reads the process's own
+    try:
+        yield
+    finally:
+        sys.argv = previous

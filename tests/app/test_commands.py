@@ -1,0 +1,172 @@
+"""The command line around a job, with the job replaced: folders, statuses, exit codes, sweeps."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+from torch.distributed import TCPStore
+
+from energy_lightning.app import COMMANDS, main, torchrun, train
+from energy_lightning.app.folder import RunFolder
+from energy_lightning.app.worker import StatusInSummary, is_rank_zero
+from energy_lightning.types import ConfigError
+
+
+def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == main(["--help"]) == 0
+    output = capsys.readouterr().out
+    assert all(name in output for name in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["trian"], "unknown command 'trian'; known: train"), (["train", "budgt=x"], "did you mean budget?")],
+)
+def test_mistakes_cost_one_line_and_exit_code_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+
+
+def run_here(monkeypatch: pytest.MonkeyPatch, folder: Path, worker: Any, arguments: list[str]) -> int:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(train, "run_worker", worker)
+    return main(["train", *arguments])
+
+
+def test_a_job_gets_a_folder_with_its_resolved_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def worker(path: Path) -> int:
+        seen.append(path)
+        RunFolder(path).update(status="completed")
+        return 0
+
+    assert run_here(monkeypatch, tmp_path, worker, ["output_dir=runs/mine", "workload=llama3.2_3b_tp8"]) == 0
+    assert seen == [tmp_path / "runs" / "mine"]
+    config = OmegaConf.load(seen[0] / "config.yaml")
+    assert config.workload.preset == "llama3.2_3b_tp8"
+    assert config.output_dir == str(seen[0])
+    assert config.profiler.seed == 0
+
+
+def test_a_sweep_goes_on_after_a_failed_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def worker(path: Path) -> int:
+        config = OmegaConf.load(path / "config.yaml")
+        if "max_throughput" in config.budget:
+            return -signal.SIGKILL  # died without a word
+        RunFolder(path).update(status="completed")
+        return 0
+
+    sweep = ["--multirun", "budget=max_throughput,min_energy,deadline", "hydra.sweep.dir=sweep"]
+    assert run_here(monkeypatch, tmp_path, worker, sweep) == 1
+    summaries = {p.parent.name: json.loads(p.read_text()) for p in (tmp_path / "sweep").glob("*/summary.json")}
+    assert {name: summary["status"] for name, summary in summaries.items()} == {
+        "0_budget=max_throughput": "failed",
+        "1_budget=min_energy": "completed",
+        "2_budget=deadline": "failed",
+    }
+    assert "signal 9" in summaries["0_budget=max_throughput"]["error"]
+    assert "budget.deadline must be given" in summaries["2_budget=deadline"]["error"]
+    assert capsys.readouterr().out.count("failed") == 2
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "text"),
+    [
+        (None, "completed", None),
+        (ConfigError("no such thing"), "failed", "no such thing"),
+        (KeyboardInterrupt(), "interrupted", "interrupted by the user"),
+        (ZeroDivisionError("x"), "failed", "ZeroDivisionError: x"),
+    ],
+)
+def test_how_a_job_ended_is_in_its_summary(
+    tmp_path: Path, raised: BaseException | None, status: str, text: str | None
+) -> None:
+    folder = RunFolder(tmp_path)
+    folder.update(status="running", plan="kept")
+    caught = None
+    try:
+        with StatusInSummary(folder):
+            if raised is not None:
+                raise raised
+    except BaseException as error:
+        caught = error
+    assert caught is raised
+    summary = folder.read()
+    assert (summary["status"], summary["error"], summary["plan"]) == (status, text, "kept")
+    assert folder.end(1) == status, "a status that is already told stays"
+
+
+def test_only_the_first_rank_tells() -> None:
+    assert is_rank_zero({})
+    assert is_rank_zero({"LOCAL_RANK": "0", "NODE_RANK": "0"})
+    assert not is_rank_zero({"LOCAL_RANK": "1"})
+    assert not is_rank_zero({"LOCAL_RANK": "0", "RANK": "8"})
+
+
+def test_torchrun_ranks_are_told_the_folders(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    common = {"TORCHELASTIC_RUN_ID": "x", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    first, second = {**common, "RANK": "0"}, {**common, "RANK": "1"}
+    assert not torchrun.is_follower(first)
+    assert torchrun.is_follower(second)
+    seen: list[Path] = []
+
+    def worker(path: Path) -> int:
+        seen.append(path)
+        return 1 if path.name == "b" else 0
+
+    codes: list[int] = []
+    follower = threading.Thread(target=lambda: codes.append(torchrun.follow(second, worker)))
+    follower.start()
+    with torchrun.announcing(first) as announce:
+        announce(tmp_path / "a")
+        announce(tmp_path / "b")
+    follower.join(timeout=30)
+    del server
+    assert seen == [tmp_path / "a", tmp_path / "b"]
+    assert codes == [1]
+
+
+def test_a_worker_ends_with_the_command_that_started_it(tmp_path: Path) -> None:
+    """SIGKILL of the command once left its training running."""
+    waiting = "import os, sys, time\nfrom energy_lightning.app import worker\nworker._end_with_parent(os.getppid())\n"
+    waiting += "print(os.getpid(), flush=True)\ntime.sleep(60)\n"
+    starting = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {waiting!r}])"
+    command = subprocess.Popen([sys.executable, "-c", starting], stdout=subprocess.PIPE, text=True)
+    assert command.stdout is not None
+    pid = int(command.stdout.readline())
+    command.kill()
+    command.wait()
+    deadline_s = time.monotonic() + 20
+    while _runs(pid) and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    assert not _runs(pid)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
