@@ -60,30 +60,19 @@ def window_energy(
 
 @dataclass(slots=True)
 class EnergyTotal:
-    """A running total over counter readings that survives resets.
-
-    A fall of the counter voids the window it happened in and moves the base; the total is then `complete=False`.
-    """
+    """A running total over windows. A void window's time counts, its energy is missing: `complete` is then False."""
 
     energy_j: float = 0.0
+    time_s: float = 0.0
     complete: bool = True
-    _base_j: float | None = None
 
-    def rebase(self, reading_j: float) -> None:
-        """Start the next window at this reading without counting what came before."""
-        self._base_j = reading_j
-
-    def add_reading(self, reading_j: float) -> float | None:
-        """Count the window up to this reading. Returns its energy in J, or None when it is void."""
-        base_j, self._base_j = self._base_j, reading_j
-        if base_j is None:
-            return None
-        energy_j, _ = window_energy(base_j, reading_j, time_s=0.0)
-        if energy_j is None:
+    def add(self, reading: WindowReading) -> None:
+        """Count one window."""
+        self.time_s += reading.time_s
+        if reading.energy_j is None:
             self.complete = False
-            return None
-        self.energy_j += energy_j
-        return energy_j
+        else:
+            self.energy_j += reading.energy_j
 
 
 def integrate_power(time_s: Sequence[float], power_w: Sequence[float]) -> float:

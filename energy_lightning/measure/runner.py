@@ -44,7 +44,11 @@ class EmulatedRunner:
 
     def prepare(self, partition: Partition, schedule: Schedule | None) -> Run:
         """See PartitionRunner."""
-        return lambda num_runs: self._device.run_partition(partition, schedule, num_runs=num_runs)
+
+        def run(num_runs: int) -> None:
+            self._device.run_partition(partition, schedule, repeats=num_runs)
+
+        return run
 
 
 class CallableRunner:

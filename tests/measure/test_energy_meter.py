@@ -4,7 +4,7 @@ import pytest
 
 from energy_lightning.measure import EnergyMeter, PowerSampler, probe_refresh_s
 from energy_lightning.measure.testing import ScriptedDevice
-from energy_lightning.types import MeasurementError
+from energy_lightning.types import EnergySource, MeasurementError
 
 
 def test_a_counter_window_is_the_difference_of_two_readings() -> None:
@@ -49,6 +49,36 @@ def test_a_counter_reset_voids_the_window_and_power_does_not_fill_in() -> None:
     reading = meter.stop()
     assert reading.energy_j is None
     assert reading.source == "counter"
+
+
+@pytest.mark.parametrize("source", ["counter", "power"])
+def test_laps_add_up_to_the_whole_whatever_the_source(source: EnergySource) -> None:
+    device = ScriptedDevice(power_w=lambda _: 200.0, energy_source=source)
+    meter = EnergyMeter(device)
+    meter.start()
+    laps = []
+    for time_s in (0.5, 1.5, 1.0):
+        device.work(time_s)
+        laps.append(meter.lap())
+    meter.close()
+    assert [lap.time_s for lap in laps] == [0.5, 1.5, 1.0]
+    assert sum(lap.energy_j or 0.0 for lap in laps) == pytest.approx(600.0)
+
+
+def test_laps_of_a_slow_counter_lose_nothing_and_a_reset_voids_one() -> None:
+    device = ScriptedDevice(power_w=lambda _: 200.0, refresh_s=1.0)
+    meter = EnergyMeter(device, refresh_s=1.0)
+    meter.start()
+    laps = []
+    for _ in range(8):
+        device.work(0.25)
+        laps.append(meter.lap().energy_j)
+    assert 0.0 in laps
+    assert sum(lap or 0.0 for lap in laps) == pytest.approx(400.0, abs=50.0)
+    device.reset_counter()
+    assert meter.lap().energy_j is None
+    device.work(2.0)
+    assert meter.lap().energy_j is not None
 
 
 def test_stop_without_start_says_what_to_do() -> None:

@@ -1,5 +1,6 @@
 """Energy readings: expected values are worked by hand or come from closed forms."""
 
+import itertools
 import math
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from energy_lightning.measure import (
     EnergyTotal,
+    WindowReading,
     integrate_power,
     integrate_power_between,
     sum_over_gpus,
@@ -17,24 +19,14 @@ from energy_lightning.types import MeasurementError
 
 
 def test_a_counter_that_falls_voids_its_window_and_moves_the_base() -> None:
-    total = EnergyTotal()
-    windows_j = [total.add_reading(mj * 1e-3) for mj in (1000, 1800, 300, 900)]
-    assert windows_j[0] is None
-    assert windows_j[2] is None
-    assert windows_j[1] == pytest.approx(0.8)
-    assert windows_j[3] == pytest.approx(0.6)
-    assert total.energy_j == pytest.approx(1.4)
-    assert not total.complete
-
-
-def test_rebasing_leaves_out_what_came_before() -> None:
-    total = EnergyTotal()
-    total.rebase(10.0)
-    total.add_reading(12.0)
-    total.rebase(50.0)
-    total.add_reading(51.0)
-    assert total.energy_j == pytest.approx(3.0)
-    assert total.complete
+    readings_j = [mj * 1e-3 for mj in (1000, 1800, 300, 900)]
+    total, windows = EnergyTotal(), []
+    for before_j, after_j in itertools.pairwise(readings_j):
+        energy_j, reason = window_energy(before_j, after_j, time_s=1.0)
+        windows.append(WindowReading(1.0, energy_j, "counter", reason))
+        total.add(windows[-1])
+    assert [window.energy_j for window in windows] == [pytest.approx(0.8), None, pytest.approx(0.6)]
+    assert (total.energy_j, total.time_s, total.complete) == (pytest.approx(1.4), 3.0, False)
 
 
 def test_a_reset_window_names_the_reset() -> None:

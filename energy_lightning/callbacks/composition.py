@@ -1,0 +1,207 @@
+"""From measured partitions to whole iterations: the frontier, and the labelled plans it is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from energy_lightning.callbacks.spaces import PartitionTask
+from energy_lightning.frontier import (
+    FrontierError,
+    FrontierPoint,
+    PartOption,
+    PartProfile,
+    choose,
+    compose_iteration,
+    pareto_front,
+)
+from energy_lightning.measure import PartitionConfig
+from energy_lightning.types import Budget, BudgetError, Measurement, Plan
+
+MAX_FREQUENCY = "max frequency"
+FREQUENCY_ONLY = "frequency only"
+NANOBATCHING_ONLY = "nanobatching only"
+KAREUS = "kareus"
+
+Measured = Mapping[PartitionConfig, Measurement]
+Wanted = Callable[[PartitionTask, PartitionConfig], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterationCosts:
+    """What an iteration consists of beside its partitions.
+
+    Attributes:
+        num_microbatches: forward-backward pairs in one iteration.
+        static_power_w: drawn while the clock is switched.
+        switch_time_s: time of one change of the clock.
+        emulated: the measurements come from an emulated GPU.
+    """
+
+    num_microbatches: int
+    static_power_w: float
+    switch_time_s: float
+    emulated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What profiling found for a budget.
+
+    Attributes:
+        chosen: the point that serves the budget best; its choice is the Plan to run.
+        frontiers: label -> non-dominated points by rising time ("kareus", "frequency only").
+        references: label -> one plan ("max frequency", "frequency only", "nanobatching only", "kareus").
+    """
+
+    chosen: FrontierPoint
+    frontiers: Mapping[str, Sequence[FrontierPoint]]
+    references: Mapping[str, FrontierPoint]
+
+    @property
+    def plan(self) -> Plan:
+        """The chosen plan."""
+        return plan_of(self.chosen)
+
+
+def plan_of(point: FrontierPoint) -> Plan:
+    """The plan of a composed frontier point."""
+    return cast(Plan, point.choice)
+
+
+def compose_outcome(
+    tasks: Sequence[PartitionTask], measured: Measured, costs: IterationCosts, budget: Budget
+) -> Outcome:
+    """Frontiers, reference plans and the choice for a budget, from what has been measured so far.
+
+    Raises:
+        BudgetError: no plan meets the budget; names what is reachable.
+        FrontierError: plain execution has not been measured completely yet at any frequency.
+    """
+    sequential = _frontier(tasks, measured, costs, _is_sequential)
+    everything = _frontier(tasks, measured, costs, lambda task, config: True)
+    if not sequential:
+        raise FrontierError("plain execution was not measured completely at any frequency: profile for longer")
+    baseline = _baseline(tasks, measured, costs)
+    chosen = choose(everything, budget, baseline_time_s=baseline.time_s)
+    references = {
+        MAX_FREQUENCY: _labelled(baseline, MAX_FREQUENCY),
+        FREQUENCY_ONLY: _labelled(_closest(sequential, budget, baseline.time_s), FREQUENCY_ONLY),
+    }
+    defaults = {task.default for task in tasks}
+    nanobatched = _frontier(
+        tasks, measured, costs, lambda task, config: task.nanobatched is not False and config in defaults
+    )
+    if nanobatched:
+        references[NANOBATCHING_ONLY] = _labelled(nanobatched[0], NANOBATCHING_ONLY)
+    references[KAREUS] = _labelled(chosen, KAREUS)
+    return Outcome(references[KAREUS], {FREQUENCY_ONLY: sequential, KAREUS: everything}, references)
+
+
+def _baseline(tasks: Sequence[PartitionTask], measured: Measured, costs: IterationCosts) -> FrontierPoint:
+    """Plain execution at the highest frequency at which all of it could be measured."""
+    clocks_mhz = sorted({config.frequency_mhz for config in measured}, reverse=True)
+    for clock_mhz in clocks_mhz:
+        at_clock = {config: known for config, known in measured.items() if config.frequency_mhz == clock_mhz}
+        points = _frontier(tasks, at_clock, costs, _is_sequential)
+        if points:
+            return points[0]
+    raise FrontierError("plain execution was not measured completely at any frequency: profile for longer")
+
+
+def _is_sequential(task: PartitionTask, config: PartitionConfig) -> bool:
+    return task.nanobatched is not True
+
+
+def _closest(points: Sequence[FrontierPoint], budget: Budget, baseline_time_s: float) -> FrontierPoint:
+    """The best of a reference frontier for the budget; its fastest point where it cannot meet it."""
+    try:
+        return choose(points, budget, baseline_time_s=baseline_time_s)
+    except BudgetError:
+        return points[0]
+
+
+def _labelled(point: FrontierPoint, label: str) -> FrontierPoint:
+    return replace(point, choice=replace(plan_of(point), label=label))
+
+
+def _frontier(
+    tasks: Sequence[PartitionTask], measured: Measured, costs: IterationCosts, wanted: Wanted
+) -> list[FrontierPoint]:
+    """Non-dominated iterations by rising time over all pairs of modes, [] when no mode is complete.
+
+    Each pair of modes is composed by itself: a mode has partitions of its own (edges, suffixed collectives), so the
+    two cannot share one table of parts.
+    """
+    points: list[FrontierPoint] = []
+    for forward in (False, True):
+        for backward in (False, True):
+            parts = _parts(tasks, measured, {"forward": forward, "backward": backward, "iteration": None}, wanted)
+            if parts is not None:
+                points += _composed(parts, costs)
+    if not points:
+        return []
+    return [points[i] for i in pareto_front([p.time_s for p in points], [p.energy_j for p in points])]
+
+
+def _parts(
+    tasks: Sequence[PartitionTask], measured: Measured, modes: Mapping[str, bool | None], wanted: Wanted
+) -> list[PartProfile] | None:
+    """The profiles of one pair of modes, or None when a partition of it has no usable measurement."""
+    members = [task for task in tasks if task.nanobatched in (modes[task.phase], None)]
+    for phase, mode in modes.items():
+        if mode is not None and not any(task.phase == phase and task.nanobatched is mode for task in members):
+            return None
+    parts = []
+    for task in members:
+        options = [
+            PartOption(config.frequency_mhz, config.schedule, known.time_s, known.energy_j)
+            for config, known in measured.items()
+            if config.partition == task.name and known.valid and known.energy_j is not None and wanted(task, config)
+        ]
+        if not options:
+            return None
+        parts.append(PartProfile(task.phase, task.partition.key, task.nanobatched, task.partition.count, options))
+    return parts
+
+
+def _composed(parts: Sequence[PartProfile], costs: IterationCosts) -> list[FrontierPoint]:
+    try:
+        return compose_iteration(
+            parts,
+            num_microbatches=costs.num_microbatches,
+            static_power_w=costs.static_power_w,
+            switch_time_s=costs.switch_time_s,
+            emulated=costs.emulated,
+        )
+    except FrontierError:  # no frequency at which all parts of this pair of modes were measured
+        return []
+
+
+def point_to_dict(point: FrontierPoint) -> dict[str, Any]:
+    """Plain values, for checkpoints and reports."""
+    return {"time_s": point.time_s, "energy_j": point.energy_j, "plan": plan_of(point).to_dict()}
+
+
+def point_from_dict(data: Mapping[str, Any]) -> FrontierPoint:
+    """Inverse of `point_to_dict`."""
+    return FrontierPoint(data["time_s"], data["energy_j"], Plan.from_dict(data["plan"]))
+
+
+def outcome_to_dict(outcome: Outcome) -> dict[str, Any]:
+    """Plain values, for checkpoints."""
+    return {
+        "chosen": point_to_dict(outcome.chosen),
+        "frontiers": {label: [point_to_dict(p) for p in points] for label, points in outcome.frontiers.items()},
+        "references": {label: point_to_dict(point) for label, point in outcome.references.items()},
+    }
+
+
+def outcome_from_dict(data: Mapping[str, Any]) -> Outcome:
+    """Inverse of `outcome_to_dict`. Raises PlanError on a plan that cannot be read."""
+    return Outcome(
+        point_from_dict(data["chosen"]),
+        {label: [point_from_dict(p) for p in points] for label, points in data["frontiers"].items()},
+        {label: point_from_dict(point) for label, point in data["references"].items()},
+    )

@@ -1,0 +1,256 @@
+"""EnergyMonitor: time, energy and power of the training steps, through Lightning's loggers and progress bar."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from energy_lightning.callbacks.job import degrading, find_callback, gather_rows, gpu_identity, job_of, say
+from energy_lightning.callbacks.monitored import Monitored, choose_monitored
+from energy_lightning.callbacks.partition_profiler import PartitionProfilerMixin
+from energy_lightning.device import Device
+from energy_lightning.measure import AppendLog, EnergyMeter, EnergyTotal, WindowReading, rows_up_to, sum_over_gpus
+from energy_lightning.measure.meter import probe_refresh_s
+from energy_lightning.types import EnergyLightningError
+from energy_lightning.workload import Workload
+
+REFRESHES_PER_WINDOW = 10
+
+
+class EnergyMonitorMixin:
+    """Logs what training costs. Works with any strategy; profiling and validation are left out.
+
+    Metrics (prefix "emulated_" when the GPU is emulated):
+        step_time_s       s       one optimizer step, data loading included
+        energy_j          J       one optimizer step, this GPU (mean over steps where the counter is slow)
+        power_w           W       mean power over it
+        total_time_s      s       all steps so far, logged once an epoch
+        total_energy_j    J       all steps so far, summed over the job's distinct GPUs, logged once an epoch
+
+    Totals continue from a checkpoint. Ranks are summed once an epoch and when a checkpoint is written.
+
+    Args:
+        device: what is measured: a Device, a name for `open_device`, or None: the strategy's, else an NVIDIA GPU.
+        workload: job shape (or preset name) for an emulated device under a strategy that has none.
+        gpu: GPU model of such an emulated device.
+        records: file that gets one JSON line a step, or None. Lines past the step resumed from are dropped.
+        clock_s: wall clock where there is no device.
+    """
+
+    def __init__(
+        self,
+        *,
+        device: Device | str | None = None,
+        workload: Workload | str | None = None,
+        gpu: str = "a100-sxm4-40gb",
+        records: str | Path | None = None,
+        clock_s: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        super().__init__()
+        self._wanted, self._gpu, self._clock_s = device, gpu, clock_s
+        self._workload = Workload.preset(workload) if isinstance(workload, str) else workload
+        self._records = None if records is None else AppendLog(records, what="the records in it")
+        self._monitored: Monitored | None = None
+        self._meter: EnergyMeter | None = None
+        self._window, self._window_steps, self._window_s = EnergyTotal(), 0, 0.0
+        self._left_out, self._last_global_step = EnergyTotal(), 0
+        self._before = EnergyTotal()  # of the whole job, as of the checkpoint resumed from
+        self.own = EnergyTotal()
+        """This GPU's steps since training began here."""
+        self.total = EnergyTotal()
+        """The whole job's steps, as of the last epoch's end or checkpoint."""
+        self.num_steps = 0
+
+    # Lightning's hooks
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Find the device and start counting."""
+        job = job_of(trainer)
+        self._monitored = choose_monitored(
+            self._wanted,
+            None if job is None else job.device,
+            trainer.strategy.root_device,
+            workload=self._workload,
+            gpu=self._gpu,
+            clock_s=self._clock_s,
+        )
+        if self._monitored.note:
+            say(trainer, self._monitored.note)
+        self._last_global_step, self.own = trainer.global_step, EnergyTotal()
+        with degrading(lambda line: self._give_up(trainer, line)):
+            self._open(trainer, self._monitored.device)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """After an optimizer step: read, and log when the window is long enough."""
+        if self._meter is None or self._monitored is None:
+            return
+        with degrading(lambda line: self._give_up(trainer, line)):
+            self._monitored.account_batch()
+            if trainer.global_step == self._last_global_step:
+                return
+            self._last_global_step = trainer.global_step
+            self._monitored.account_step()
+            self._count(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Totals over all GPUs, and one line."""
+        if self._meter is None:
+            return
+        self._reduce(trainer)
+        metrics = {"total_time_s": self.total.time_s}
+        if self._has_energy:
+            metrics["total_energy_j"] = self.total.energy_j
+        pl_module.log_dict(self._named(metrics), on_step=False, on_epoch=True, batch_size=1)
+        say(trainer, self.summary(trainer.current_epoch))
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """What follows is not training."""
+        if self._meter is not None and not trainer.sanity_checking:
+            self._add(self._without_profiling(trainer, self._lap()))
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Training goes on."""
+        if self._meter is not None and not trainer.sanity_checking:
+            self._meter.start()
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """The checkpoint holds the whole job's totals, whichever rank writes it. Collective."""
+        if self._meter is not None and "callbacks" in checkpoint:
+            self._reduce(trainer)
+            checkpoint["callbacks"][self.state_key] = self.state_dict()  # type: ignore[attr-defined]
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Stop background sampling."""
+        self._close()
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Stop background sampling."""
+        self._close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The job's totals; counters are not kept, they start anywhere."""
+        total = self.total
+        return {
+            "energy_j": total.energy_j,
+            "time_s": total.time_s,
+            "complete": total.complete,
+            "num_steps": self.num_steps,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Totals go on from these."""
+        self.num_steps = int(state_dict["num_steps"])
+        values = (float(state_dict["energy_j"]), float(state_dict["time_s"]), bool(state_dict["complete"]))
+        self._before, self.total = EnergyTotal(*values), EnergyTotal(*values)
+
+    # what they do
+
+    def summary(self, epoch: int) -> str:
+        """One line about everything so far."""
+        if self._monitored is None or self.num_steps == 0:
+            return f"epoch {epoch}: no steps"
+        device = self._monitored.device
+        each_s = self.total.time_s / self.num_steps
+        line = f"epoch {epoch}: {each_s:.4g} s a step, {self.total.time_s:.4g} s in all"
+        if self._has_energy:
+            power_w = self.own.energy_j / self.own.time_s if self.own.time_s else 0.0
+            line += f", {self.total.energy_j:.4g} J over all GPUs, {power_w:.0f} W on this one"
+        if not self.total.complete:
+            line += " (incomplete: some energy readings were void)" if self._has_energy else ", energy not known"
+        return line + (f" (EMULATED: {device.name})" if device.emulated else f" ({device.name})")
+
+    def _open(self, trainer: Any, device: Any) -> None:
+        self._meter = EnergyMeter(device)
+        if device.energy_source == "counter":
+            self._window_s = REFRESHES_PER_WINDOW * probe_refresh_s(device)
+        if self._records is not None and trainer.is_global_zero:
+            _drop_later(self._records, trainer.global_step)
+        self._left_out = _spent_in_profiling(trainer)
+        self._meter.start()
+
+    def _count(self, trainer: Any, pl_module: Any) -> None:
+        """One optimizer step is over."""
+        reading = self._without_profiling(trainer, self._lap())
+        self._add(reading)
+        self.num_steps += 1
+        self._window_steps += 1
+        if self._records is not None and trainer.is_global_zero:
+            row = {"step": trainer.global_step, "time_s": reading.time_s, "energy_j": reading.energy_j}
+            self._records.append([{**row, "source": reading.source}])
+        if self._window.time_s < self._window_s:
+            return
+        window, num_steps = self._window, self._window_steps
+        self._window, self._window_steps = EnergyTotal(), 0
+        metrics = {"step_time_s": window.time_s / num_steps}
+        if window.complete and self._has_energy:
+            metrics |= {"energy_j": window.energy_j / num_steps, "power_w": window.energy_j / window.time_s}
+        pl_module.log_dict(self._named(metrics), prog_bar=True, on_step=True, on_epoch=False, batch_size=1)
+
+    def _lap(self) -> WindowReading:
+        assert self._meter is not None
+        return self._meter.lap()
+
+    def _add(self, reading: WindowReading) -> None:
+        self.own.add(reading)
+        self._window.add(reading)
+
+    def _without_profiling(self, trainer: Any, reading: WindowReading) -> WindowReading:
+        """The reading less what the profiler spent meanwhile, in whichever order the callbacks run."""
+        spent = _spent_in_profiling(trainer)
+        time_s, energy_j = spent.time_s - self._left_out.time_s, spent.energy_j - self._left_out.energy_j
+        self._left_out = spent
+        if time_s == 0.0 or reading.energy_j is None:
+            return WindowReading(
+                max(0.0, reading.time_s - time_s), reading.energy_j, reading.source, reading.invalid_reason
+            )
+        return WindowReading(max(0.0, reading.time_s - time_s), max(0.0, reading.energy_j - energy_j), reading.source)
+
+    def _reduce(self, trainer: Any) -> None:
+        """Sum over the job's distinct GPUs. Collective."""
+        device = None if self._monitored is None else self._monitored.device
+        own = (gpu_identity(device, trainer.global_rank), self.own.energy_j, self.own.time_s, float(self.own.complete))
+        rows = gather_rows(trainer, own)
+        energy_j = sum_over_gpus((row[0], row[1]) for row in rows)
+        self.total = EnergyTotal(
+            self._before.energy_j + energy_j,
+            self._before.time_s + max(row[2] for row in rows),
+            self._before.complete and all(row[3] for row in rows),
+        )
+
+    @property
+    def _has_energy(self) -> bool:
+        return self._monitored is not None and self._monitored.device.energy_source != "none"
+
+    def _named(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        emulated = self._monitored is not None and self._monitored.device.emulated
+        return {f"emulated_{name}" if emulated else name: value for name, value in metrics.items()}
+
+    def _give_up(self, trainer: Any, line: str) -> None:
+        say(trainer, f"energy is no longer monitored, training goes on: {line}")
+        self._close()
+
+    def _close(self) -> None:
+        if self._meter is not None:
+            self._meter.close()
+            self._meter = None
+        if self._monitored is not None and self._monitored.owned:
+            self._monitored.device.close()
+            self._monitored = None
+
+
+def _spent_in_profiling(trainer: Any) -> EnergyTotal:
+    profiler = find_callback(trainer, PartitionProfilerMixin)
+    return EnergyTotal() if profiler is None else EnergyTotal(profiler.spent.energy_j, profiler.spent.time_s)
+
+
+def _drop_later(records: AppendLog, step: int) -> None:
+    """Keep the records up to the step that training resumes from."""
+    rows = [row for _, row in records.read()]
+    if any("step" not in row for row in rows):
+        raise EnergyLightningError(f"{records.path} holds no step records; move it away or choose another file")
+    kept = rows_up_to(rows, step)
+    if len(kept) < len(rows):
+        records.path.unlink()
+        records.append({key: value for key, value in row.items() if key != "schema"} for row in kept)

@@ -1,0 +1,197 @@
+"""FrontierOptimizer: decides what is measured, composes the frontier, chooses the plan, writes plan.yaml."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from energy_lightning.callbacks.composition import (
+    IterationCosts,
+    Outcome,
+    outcome_from_dict,
+    outcome_to_dict,
+)
+from energy_lightning.callbacks.frontier_search import FrontierSearch, Request, SearchSettings
+from energy_lightning.callbacks.job import JobStrategy, job_of, on_rank_zero, say
+from energy_lightning.callbacks.spaces import partition_tasks
+from energy_lightning.frontier import FrontierPoint
+from energy_lightning.measure import AppendLog, MeasurementStore, run_hash, save_plan
+from energy_lightning.search import BatchSizes
+from energy_lightning.types import Budget, BudgetError, Measurement, Plan, StrategyError
+
+MEASUREMENTS_FILE = "measurements.jsonl"
+PLAN_FILE = "plan.yaml"
+
+
+class FrontierOptimizerMixin:
+    """Searches every partition of the job, composes iterations, and chooses the plan that serves the budget.
+
+    PartitionProfiler asks it what to measure and reports the results; FrequencyController applies `plan`. Rank 0
+    decides, all ranks get the decision. Measurements and the plan lie in the strategy's output_dir.
+
+    Args:
+        budget: as `Budget.parse` takes it; None: the strategy's.
+        passes: how to search: "default", "published" or "random".
+        seed: equal seeds give equal searches.
+        frequencies_mhz: clocks to measure; None: about 18 in the useful range of the GPU.
+        sizes: batch sizes and early stop (BatchSizes or its arguments); None: those of the passes.
+        switch_time_s: time of one change of the clock, charged to plans that change it; None: the device's.
+
+    Raises (during training, on all ranks):
+        BudgetError: the search is over and no plan meets the budget; names what is reachable.
+        MeasurementError: measurements.jsonl is not ours.
+    """
+
+    def __init__(
+        self,
+        *,
+        budget: Budget | str | Mapping[str, Any] | None = None,
+        passes: str = "default",
+        seed: int = 0,
+        frequencies_mhz: Sequence[int] | None = None,
+        sizes: BatchSizes | Mapping[str, Any] | None = None,
+        switch_time_s: float | None = None,
+    ) -> None:
+        super().__init__()
+        self._budget = None if budget is None else Budget.parse(budget)
+        sizes = BatchSizes(**sizes) if isinstance(sizes, Mapping) else sizes
+        self._settings = SearchSettings(passes=passes, seed=seed, sizes=sizes)
+        self._frequencies_mhz, self._switch_time_s = frequencies_mhz, switch_time_s
+        self._search: FrontierSearch | None = None  # on rank 0, while profiling
+        self._restored: Mapping[str, Any] | None = None
+        self._run_hash: str | None = None
+        self.outcome: Outcome | None = None
+        self.history: list[dict[str, Any]] = []
+
+    @property
+    def plan(self) -> Plan | None:
+        """The chosen plan, None before the decision."""
+        return None if self.outcome is None else self.outcome.plan
+
+    @property
+    def frontier(self) -> list[FrontierPoint]:
+        """Non-dominated iterations by rising time (per GPU; each choice is a Plan), [] before the decision."""
+        return [] if self.outcome is None else list(self.outcome.frontiers["kareus"])
+
+    @property
+    def references(self) -> dict[str, FrontierPoint]:
+        """Label -> plan to compare with: "max frequency", "frequency only", "nanobatching only", "kareus"."""
+        return {} if self.outcome is None else dict(self.outcome.references)
+
+    @property
+    def num_remaining(self) -> int:
+        """On rank 0: at most this many measurements are still to come."""
+        return 0 if self._search is None else self._search.num_remaining
+
+    # Lightning's hooks
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Refuse a foreign measurements file before any work is lost."""
+        job = job_of(trainer)
+        if job is None:
+            raise StrategyError(
+                f"FrontierOptimizer needs the strategy 'kareus', got {type(trainer.strategy).__name__}; "
+                "remove it from the callbacks, or use Trainer(strategy='kareus')"
+            )
+        log = AppendLog(job.output_dir / MEASUREMENTS_FILE, what="the measurements in it")
+        on_rank_zero(trainer, lambda: len(log.read()))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The decision and the search's history as plain values."""
+        if self.outcome is None or self._run_hash is None:
+            return dict(self._restored or {})
+        return {"run": self._run_hash, "outcome": outcome_to_dict(self.outcome), "history": self.history}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Kept until the job's shape is known: a decision for another GPU, shape or version is not reused."""
+        self._restored = dict(state_dict) or None
+
+    # PartitionProfiler's side; each of these is called on every rank
+
+    def begin(self, trainer: Any, job: JobStrategy) -> None:
+        """The job's shape is known: take up a restored decision, or open the store and prepare the search."""
+        self._run_hash = run_hash(job.run_key())
+        restored, self._restored = self._restored, None
+        if restored is not None and restored.get("run") == self._run_hash:
+            self.outcome, self.history = outcome_from_dict(restored["outcome"]), list(restored["history"])
+            return
+        on_rank_zero(trainer, lambda: self._open_search(job))
+
+    def requests(self, trainer: Any, limit: Callable[[int], int]) -> list[Request] | None:
+        """What all ranks are to measure now; [] when the search is over, None when it is enough for this step.
+
+        `limit` is asked on rank 0: from the measurements still to come to how many of them to make now.
+        """
+        return on_rank_zero(trainer, lambda: self._ask(limit))
+
+    def report(self, trainer: Any, requests: Sequence[Request], measurements: Sequence[Measurement]) -> None:
+        """The results of `requests`, merged over ranks."""
+        on_rank_zero(trainer, lambda: self._tell(requests, measurements))
+
+    def decide(self, trainer: Any, job: JobStrategy, *, early: bool = False) -> None:
+        """Choose from all measurements so far and write plan.yaml.
+
+        `early`: the search is not over; a budget that nothing known meets yet then takes the fastest plan known.
+        """
+        budget = self._budget or job.budget
+        self.outcome, self.history, notes = on_rank_zero(trainer, lambda: self._decide(job, budget, early))
+        self._search = None
+        for note in notes:
+            say(trainer, note)
+
+    # on rank 0
+
+    def _open_search(self, job: JobStrategy) -> None:
+        device, workload = job.device, job.workload
+        assert device is not None  # the profiler has checked both
+        assert workload is not None
+        path = job.output_dir / MEASUREMENTS_FILE
+        store = MeasurementStore(path, job.run_key(), source=device.energy_source)
+        costs = IterationCosts(
+            num_microbatches=workload.num_microbatches,
+            static_power_w=device.static_power_w,
+            switch_time_s=device.switch_time_s if self._switch_time_s is None else self._switch_time_s,
+            emulated=device.emulated,
+        )
+        tasks = partition_tasks(workload, device, frequencies_mhz=self._frequencies_mhz)
+        self._search = FrontierSearch(tasks, store, costs, self._settings)
+
+    def _ask(self, limit: Callable[[int], int]) -> list[Request] | None:
+        if self._search is None:
+            return []
+        count = limit(self._search.num_remaining)
+        if count > 0:
+            return self._search.ask(count)
+        return [] if self._search.done else None
+
+    def _tell(self, requests: Sequence[Request], measurements: Sequence[Measurement]) -> None:
+        assert self._search is not None
+        for (_, config), measurement in zip(requests, measurements, strict=True):
+            self._search.tell(config, measurement)
+
+    def _decide(self, job: JobStrategy, budget: Budget, early: bool) -> tuple[Outcome, list[dict[str, Any]], list[str]]:
+        assert self._search is not None
+        notes: list[str] = []
+        try:
+            outcome = self._search.outcome(budget)
+        except BudgetError as error:
+            if not early:
+                raise
+            notes.append(f"so far {error}; the fastest plan known runs instead")
+            outcome = self._search.outcome(Budget("max_throughput"))
+        references = {label: point.choice for label, point in outcome.references.items()}
+        path = job.output_dir / PLAN_FILE
+        save_plan(path, outcome.plan, run=job.run_key(), budget=budget, references=references)  # type: ignore[arg-type]
+        notes.append(f"{_summary(outcome, budget)} ({path})")
+        return outcome, self._search.history, notes
+
+
+def _summary(outcome: Outcome, budget: Budget) -> str:
+    """One line: what was chosen, against plain execution at the highest frequency."""
+    base, chosen, plan = outcome.references["max frequency"], outcome.chosen, outcome.plan
+    label = "EMULATED, " if plan.emulated else ""
+    return (
+        f"plan for {budget} ({label}per iteration and GPU): {chosen.time_s:.4g} s, {chosen.energy_j:.4g} J "
+        f"({chosen.time_s / base.time_s - 1.0:+.1%} time, {chosen.energy_j / base.energy_j - 1.0:+.1%} energy against "
+        f"plain execution at maximum frequency), {plan.forward.frequency_mhz}/{plan.backward.frequency_mhz} MHz"
+    )

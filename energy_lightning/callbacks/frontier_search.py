@@ -1,0 +1,176 @@
+"""FrontierSearch: which configurations to measure next over all partitions of a job, and what they add up to."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from energy_lightning.callbacks.composition import IterationCosts, Outcome, compose_outcome
+from energy_lightning.callbacks.spaces import PartitionTask
+from energy_lightning.measure import MeasurementStore, PartitionConfig
+from energy_lightning.search import BatchSizes, MultiPassOptimizer
+from energy_lightning.types import Budget, Measurement
+from energy_lightning.workload import Partition
+
+Request = tuple[Partition, PartitionConfig]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchSettings:
+    """How each partition is searched; see MultiPassOptimizer for the meaning of each.
+
+    Attributes:
+        passes: "default", "published" or "random".
+        seed: equal seeds give equal searches; every partition gets a stream of its own.
+        sizes: batch sizes and early stop; None takes those of the passes.
+    """
+
+    passes: str = "default"
+    seed: int = 0
+    sizes: BatchSizes | None = None
+
+
+class FrontierSearch:
+    """Ask/tell over all partitions at once.
+
+        while requests := search.ask(limit):
+            for partition, config in requests:
+                search.tell(config, measure(partition, config))
+        search.outcome(budget)
+
+    Order: the highest frequency of every partition, so that plain execution is known first; all other fixed
+    configurations; then one batch of each search in turn; last, one measurement of each searched partition at every
+    frequency that its search left out (an iteration needs all its partitions at one frequency).
+    What the store knows is never asked for.
+
+    Args:
+        tasks: see `partition_tasks`.
+        store: receives every measurement, and says what is known.
+        costs: what turns partitions into iterations.
+        settings: how to search.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[PartitionTask],
+        store: MeasurementStore,
+        costs: IterationCosts,
+        settings: SearchSettings | None = None,
+    ) -> None:
+        self._tasks = {task.name: task for task in tasks}
+        self._store, self._costs, self._settings = store, costs, settings or SearchSettings()
+        self._optimizers = {
+            task.name: self._optimizer(task, number) for number, task in enumerate(tasks) if task.space is not None
+        }
+        ordered = sorted((c for task in tasks for c in task.fixed), key=lambda config: -config.frequency_mhz)
+        self._queue = deque(config for config in ordered if store.known(config) is None)
+        self._turns = deque(self._optimizers)
+        self._completed = False
+        self.num_measured = 0
+        self.history: list[dict[str, Any]] = []
+
+    def ask(self, limit: int) -> list[Request]:
+        """Up to `limit` configurations nobody has measured yet; [] when the search is over."""
+        while not self._queue and not self._completed:
+            self._queue.extend(self._next_batch())
+        count = min(limit, len(self._queue))
+        configs = [self._queue.popleft() for _ in range(count)]
+        return [(self._tasks[config.partition].partition, config) for config in configs]
+
+    def tell(self, config: PartitionConfig, measurement: Measurement) -> None:
+        """Keep a measurement on disk and let the search learn from it. OSError when it cannot be written."""
+        self.num_measured += 1
+        self._learn(config, measurement)
+        self._store.add(config, measurement)
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to ask for."""
+        return self._completed and not self._queue
+
+    @property
+    def num_remaining(self) -> int:
+        """At most this many measurements are still to come (for progress bars)."""
+        searches = sum(0 if o.done else max(0, o.most - o.num_told) for o in self._optimizers.values())
+        queued = sum(config.partition not in self._optimizers for config in self._queue)
+        return max(searches + queued, len(self._queue))
+
+    def outcome(self, budget: Budget) -> Outcome:
+        """Frontiers and choice from all measurements so far; errors as in `compose_outcome`."""
+        return compose_outcome(list(self._tasks.values()), self._store.measurements(), self._costs, budget)
+
+    def _optimizer(self, task: PartitionTask, number: int) -> MultiPassOptimizer:
+        assert task.space is not None
+        settings = self._settings
+        sizes = settings.sizes
+        if sizes is None and settings.passes == "published":
+            sizes = BatchSizes.published(len(task.partition.operators))
+        optimizer = MultiPassOptimizer(
+            task.space,
+            static_power_w=self._costs.static_power_w,
+            seed=settings.seed + number,
+            passes=settings.passes,
+            sizes=sizes,
+        )
+        members = {tuple(task.space[i].items()) for i in range(len(task.space))}
+        for config, known in self._store.measurements(task.name).items():
+            if tuple(task.candidate(config).items()) in members:
+                _tell(optimizer, task.candidate(config), known)
+        return optimizer
+
+    def _next_batch(self) -> list[PartitionConfig]:
+        """What the next partition in turn wants measured, [] when it is satisfied by what is known."""
+        while self._turns:
+            name = self._turns.popleft()
+            task, optimizer = self._tasks[name], self._optimizers[name]
+            candidates = optimizer.ask()
+            if not candidates:
+                continue
+            self._turns.append(name)
+            self._note(name, optimizer, len(candidates))
+            return [task.config(candidate) for candidate in candidates]
+        self._completed = True
+        return [config for name in self._optimizers for config in self._left_out(name)]
+
+    def _left_out(self, name: str) -> list[PartitionConfig]:
+        """The candidate of least predicted energy at each frequency where the search measured nothing usable."""
+        task, optimizer = self._tasks[name], self._optimizers[name]
+        if task.space is None or optimizer.num_told == 0:
+            return []
+        clocks_mhz = np.array(task.space.column("frequency_mhz"))
+        known = self._store.measurements(name)
+        missing = set(clocks_mhz.tolist()) - {config.frequency_mhz for config in known}
+        if not missing:
+            return []
+        energy_j = np.asarray(optimizer.predict().energy_j)
+        best = [min(np.flatnonzero(clocks_mhz == f), key=lambda i: float(energy_j[i])) for f in sorted(missing)]
+        return [task.config(task.space[int(i)]) for i in best]
+
+    def _learn(self, config: PartitionConfig, measurement: Measurement) -> None:
+        task, optimizer = self._tasks[config.partition], self._optimizers.get(config.partition)
+        if optimizer is not None and config not in task.fixed:
+            _tell(optimizer, task.candidate(config), measurement)
+
+    def _note(self, name: str, optimizer: MultiPassOptimizer, num_asked: int) -> None:
+        measured = optimizer.measured()
+        self.history.append(
+            {
+                "partition": name,
+                "num_measured": len(measured),
+                "num_asked": num_asked,
+                "least_time_s": min((point.time_s for point in measured), default=None),
+                "least_energy_j": min((point.energy_j for point in measured), default=None),
+            }
+        )
+
+
+def _tell(optimizer: MultiPassOptimizer, candidate: Mapping[str, Any], known: Measurement) -> None:
+    reason = known.invalid_reason or (None if known.energy_j is not None else "no energy reading")
+    if reason is not None or known.energy_j is None:
+        optimizer.tell(candidate, invalid_reason=reason)
+    else:
+        optimizer.tell(candidate, time_s=known.time_s, energy_j=known.energy_j, num_repeats=known.num_repeats)

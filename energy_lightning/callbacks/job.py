@@ -1,0 +1,104 @@
+"""What the callbacks see of a run: the strategy's side of the job, decisions of rank 0, and one line to the user."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
+
+from energy_lightning.device import Device
+from energy_lightning.types import Budget, BudgetError, Plan, PlanError, StrategyError, WorkloadError
+from energy_lightning.workload import Workload
+
+T = TypeVar("T")
+
+USER_MISTAKES = (BudgetError, PlanError, StrategyError, WorkloadError)
+"""Errors that stop the training: the user must decide."""
+
+FAILURES = (ValueError, ArithmeticError, LookupError, OSError, RuntimeError, ImportError)
+"""What may go wrong while measuring and planning; the training goes on without us."""
+
+
+@runtime_checkable
+class JobStrategy(Protocol):
+    """The part of KareusStrategy that the callbacks use."""
+
+    device: Device | None
+    workload: Workload | None
+    budget: Budget
+    plan: Plan
+    output_dir: Path
+
+    def run_key(self) -> Mapping[str, Any]:
+        """What measurements depend on, as plain values."""
+        ...
+
+    def apply_plan(self, plan: Plan) -> None:
+        """Run this plan from the next step on."""
+        ...
+
+
+def job_of(trainer: Any) -> JobStrategy | None:
+    """The trainer's strategy if it is one of ours."""
+    strategy = trainer.strategy
+    return strategy if isinstance(strategy, JobStrategy) else None
+
+
+def find_callback(trainer: Any, kind: type[T]) -> T | None:
+    """The trainer's first callback of a kind."""
+    return next((callback for callback in trainer.callbacks if isinstance(callback, kind)), None)
+
+
+def say(trainer: Any, line: str) -> None:
+    """One line to the user, on rank 0, between progress bars."""
+    trainer.lightning_module.print(f"energy_lightning: {line}")
+
+
+def on_rank_zero(trainer: Any, work: Callable[[], T]) -> T:
+    """Do `work` on rank 0; every rank gets its result, or raises its error. Collective.
+
+    The result must pickle. Without this, an error on rank 0 alone would leave the others waiting for ever.
+    """
+    outcome: tuple[T | None, BaseException | None] = (None, None)
+    if trainer.is_global_zero:
+        try:
+            outcome = (work(), None)
+        except FAILURES as error:
+            outcome = (None, error)
+    result, fault = trainer.strategy.broadcast(outcome)
+    if fault is not None:
+        raise fault
+    return cast(T, result)
+
+
+@contextmanager
+def degrading(give_up: Callable[[str], None], *, raising: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """A failure of ours inside is handed to `give_up` as one line; the user's mistakes (and `raising`) are raised."""
+    raised: tuple[type[Exception], ...] = USER_MISTAKES + raising
+    try:
+        yield
+    except raised:
+        raise
+    except FAILURES as error:
+        give_up(f"{type(error).__name__}: {error}")
+
+
+def gather_rows(trainer: Any, values: Sequence[float]) -> list[list[float]]:
+    """The same number of values from every rank, one row a rank. Collective."""
+    if trainer.world_size == 1:
+        return [list(values)]
+    import torch
+
+    tensor = torch.tensor(values, dtype=torch.float64, device=trainer.strategy.root_device)
+    gathered: list[list[float]] = trainer.strategy.all_gather(tensor).reshape(-1, len(values)).tolist()
+    return gathered
+
+
+def gpu_identity(device: Device | None, rank: int) -> float:
+    """A number that two ranks share exactly when they use the same GPU (devices without a uuid are all different)."""
+    uuid = getattr(device, "uuid", None)
+    if uuid is None:
+        return float(-1 - rank)
+    return float(int(hashlib.sha256(str(uuid).encode()).hexdigest()[:12], 16))

@@ -1,0 +1,103 @@
+"""Which device EnergyMonitor watches, under any strategy, and who accounts for an emulated one's work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from energy_lightning.device import Device, EmulatedDevice, open_device
+from energy_lightning.types import DeviceError, EnergySource, Plan
+from energy_lightning.workload import Workload
+
+
+class ClockOnly:
+    """Stands in where no GPU can be measured: wall time, and no energy."""
+
+    name = "this machine"
+    emulated = False
+    energy_source: EnergySource = "none"
+
+    def __init__(self, clock_s: Callable[[], float]) -> None:
+        self.now_s = clock_s
+
+    def energy_j(self) -> float | None:
+        """Not known."""
+        return None
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Monitored:
+    """A device and how it is used.
+
+    Attributes:
+        device: what is read.
+        owned: opened here, so closed here.
+        driven: an emulated device that nobody else gives work to: each batch and step is accounted here, as plain
+            execution at the highest clock.
+        note: one line for the user, or "".
+    """
+
+    device: Any
+    owned: bool = False
+    driven: bool = False
+    note: str = ""
+
+    def account_batch(self) -> None:
+        """One microbatch has run."""
+        if self.driven:
+            plan = Plan.sequential()
+            self.device.run_phase(plan.forward)
+            self.device.run_phase(plan.backward)
+
+    def account_step(self) -> None:
+        """The optimizer has stepped."""
+        if self.driven:
+            self.device.run_iteration_end(Plan.sequential().backward)
+
+
+def choose_monitored(
+    given: Device | str | None,
+    strategy_device: Device | None,
+    torch_device: Any,
+    *,
+    workload: Workload | None,
+    gpu: str,
+    clock_s: Callable[[], float],
+) -> Monitored:
+    """The device given by the user, else the strategy's, else an NVIDIA GPU, else an emulated one for `workload`.
+
+    Where none of these exists time is still measured, and the note says why energy is not. Raises DeviceError for a
+    device asked for by name that cannot be opened.
+    """
+    if given is None and strategy_device is not None:
+        return Monitored(strategy_device)
+    if given is not None and not isinstance(given, str):
+        return Monitored(given)
+    if torch_device.type != "cuda" and given in (None, "auto", "emulated"):
+        return _emulated(given, workload, gpu, clock_s)
+    try:
+        name, options = given or "nvidia", dict[str, Any](workload=workload, torch_device=torch_device)
+        device = open_device("nvidia" if name == "auto" else name, gpu=gpu, **options)
+    except (DeviceError, ImportError) as error:
+        if given is not None:
+            raise
+        return Monitored(ClockOnly(clock_s), note=f"energy is not measured: {error}")
+    return Monitored(device, owned=True)
+
+
+def _emulated(given: str | None, workload: Workload | None, gpu: str, clock_s: Callable[[], float]) -> Monitored:
+    if workload is None:
+        if given == "emulated":
+            raise DeviceError("an emulated device needs a workload: EnergyMonitor(device='emulated', workload=...)")
+        note = "energy is not measured: no NVIDIA GPU, and no workload to emulate (EnergyMonitor(workload=...))"
+        return Monitored(ClockOnly(clock_s), note=note)
+    device = open_device("emulated", gpu=gpu, workload=workload)
+    assert isinstance(device, EmulatedDevice)
+    return Monitored(device, owned=True, driven=True, note=f"time and energy below are EMULATED ({device.name})")

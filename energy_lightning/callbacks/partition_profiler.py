@@ -1,0 +1,264 @@
+"""PartitionProfiler: after warm-up, between steps, measures what FrontierOptimizer asks for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+
+from energy_lightning.callbacks.frontier_optimizer import FrontierOptimizerMixin
+from energy_lightning.callbacks.frontier_search import Request
+from energy_lightning.callbacks.job import (
+    FAILURES,
+    JobStrategy,
+    degrading,
+    find_callback,
+    gather_rows,
+    job_of,
+    say,
+)
+from energy_lightning.callbacks.progress import ProfilingProgress
+from energy_lightning.measure import EmulatedRunner, EnergyMeter, EnergyTotal, PartitionMeter, WindowSettings
+from energy_lightning.measure.meter import probe_refresh_s
+from energy_lightning.types import DeviceError, EnergyLightningError, Measurement, MeasurementError
+
+REAL_TIME_PER_STEP_S = 60.0
+LEAST_EMULATED_PER_STEP = 64
+
+
+class PartitionProfilerMixin:
+    """Measures partitions between training steps, a bounded amount a step, never during validation or sanity checks.
+
+    All ranks measure the same configurations at the same time, each on its own GPU; rank 0 keeps the results.
+
+    Args:
+        warmup_steps: optimizer steps before the first measurement.
+        measurements_per_step: configurations measured after one optimizer step; "auto": about a minute's worth on a
+            real GPU; on an emulated one, where windows take no real time, as many as it takes to finish in time.
+        max_fraction: share of the training's steps that profiling may extend over; then training goes on with the
+            best plan so far.
+        window_s, cool_down_s: length of a measuring window and of the rest after it.
+        seed: order of measurements.
+    """
+
+    def __init__(
+        self,
+        *,
+        warmup_steps: int = 3,
+        measurements_per_step: int | Literal["auto"] = "auto",
+        max_fraction: float = 0.25,
+        window_s: float = 5.0,
+        cool_down_s: float = 5.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if warmup_steps < 0 or not 0.0 < max_fraction <= 1.0:
+            raise EnergyLightningError(
+                f"need warmup_steps >= 0 and max_fraction from 0 (exclusive) to 1, got {warmup_steps}, {max_fraction}"
+            )
+        if measurements_per_step != "auto" and not (
+            isinstance(measurements_per_step, int) and measurements_per_step >= 1
+        ):
+            raise EnergyLightningError(f"measurements_per_step must be 'auto' or >= 1, got {measurements_per_step!r}")
+        self._warmup_steps, self._per_step, self._max_fraction = warmup_steps, measurements_per_step, max_fraction
+        self._windows = WindowSettings(window_s=window_s, cool_down_s=cool_down_s)
+        self._rng = np.random.default_rng(seed)
+        self._meter: PartitionMeter | None = None
+        self._progress: ProfilingProgress | None = None
+        self._active, self._num_steps, self._last_global_step, self._last_step = False, 0, 0, 0
+        self.num_measured = 0
+        self.spent = EnergyTotal()
+        """Time and energy of this GPU that went into profiling, on the device's clock."""
+
+    # Lightning's hooks
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Find out whether there is anything to profile, and until which step."""
+        job, optimizer = job_of(trainer), find_callback(trainer, FrontierOptimizerMixin)
+        self._num_steps, self._last_global_step = 0, trainer.global_step
+        self._active = job is not None and optimizer is not None and not _plan_is_given(job)
+        if not self._active:
+            return
+        total = trainer.estimated_stepping_batches - trainer.global_step
+        share = self._max_fraction * (total - self._warmup_steps)
+        self._last_step = self._warmup_steps + max(1, int(share)) if math.isfinite(total) else 0
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """After an optimizer step: measure a little."""
+        if not self._active or trainer.global_step == self._last_global_step:
+            return
+        self._last_global_step = trainer.global_step
+        self._num_steps += 1
+        job, optimizer = job_of(trainer), find_callback(trainer, FrontierOptimizerMixin)
+        if self._num_steps <= self._warmup_steps or job is None or optimizer is None:
+            return
+        if self._meter is None:
+            with degrading(lambda line: self._give_up(trainer, line), raising=(MeasurementError,)):
+                self._begin(trainer, job, optimizer)
+        if self._meter is not None:
+            with degrading(lambda line: self._give_up(trainer, line)):
+                self._profile(trainer, job, optimizer)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Training was shorter than profiling: keep what was found."""
+        job, optimizer = job_of(trainer), find_callback(trainer, FrontierOptimizerMixin)
+        if not self._active or job is None or optimizer is None:
+            return
+        if self._meter is None:
+            say(
+                trainer, f"training ended before profiling began ({self._warmup_steps} warm-up steps); no plan was made"
+            )
+        else:
+            with degrading(lambda line: self._give_up(trainer, line)):
+                say(trainer, "training ended before profiling did; the plan holds the best so far")
+                optimizer.decide(trainer, job, early=True)
+        self._finish()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Take the progress bar away."""
+        self._finish()
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Take the progress bar away."""
+        self._finish()
+
+    # the work of one step, on every rank
+
+    def _begin(self, trainer: Any, job: JobStrategy, optimizer: FrontierOptimizerMixin) -> None:
+        """The warm-up is over: open everything that profiling needs, or find that it is not needed."""
+        fault = _why_not(job)
+        if fault is not None:
+            self._give_up(trainer, fault)
+            return
+        optimizer.begin(trainer, job)
+        if optimizer.outcome is not None:
+            say(trainer, "the plan of the checkpoint is used; nothing is measured again")
+            self._finish()
+            return
+        device: Any = job.device
+        runner = EmulatedRunner(device) if device.emulated else getattr(job, "partition_runner")  # noqa: B009
+        refresh_s = probe_refresh_s(device) if device.energy_source == "counter" else 0.0
+        self._meter = PartitionMeter(device, runner, self._windows, refresh_s=refresh_s)
+        self._progress = ProfilingProgress(trainer, f"Profiling on {device.name}")
+
+    def _profile(self, trainer: Any, job: JobStrategy, optimizer: FrontierOptimizerMixin) -> None:
+        num_before = self.num_measured
+        while True:
+            requests = optimizer.requests(
+                trainer, lambda remaining: self._limit(job, remaining) - (self.num_measured - num_before)
+            )
+            if not requests:
+                break
+            optimizer.report(trainer, requests, self._measure(trainer, job, requests))
+            self._show(optimizer)
+        if requests is not None:
+            optimizer.decide(trainer, job)
+            self._finish()
+        elif self._last_step and self._num_steps >= self._last_step:
+            self._stop_early(trainer, job, optimizer)
+
+    def _limit(self, job: JobStrategy, num_remaining: int) -> int:
+        """How many configurations to measure after this step."""
+        if self._per_step != "auto":
+            return self._per_step
+        assert job.device is not None
+        if job.device.emulated:
+            steps_left = self._last_step - self._num_steps + 1 if self._last_step else math.inf
+            return max(LEAST_EMULATED_PER_STEP, math.ceil((num_remaining + self.num_measured) / max(1, steps_left)))
+        return max(1, int(REAL_TIME_PER_STEP_S / (self._windows.window_s + self._windows.cool_down_s)))
+
+    def _measure(self, trainer: Any, job: JobStrategy, requests: Sequence[Request]) -> list[Measurement]:
+        """Measure on this rank's GPU and merge over ranks. A failure on one rank is raised on all."""
+        assert self._meter is not None
+        assert job.device is not None
+        own, fault = list[Measurement](), ""
+        spent = EnergyMeter(job.device)
+        spent.start()
+        try:
+            own = self._meter.measure_all(requests, self._rng)
+        except FAILURES as error:
+            fault = f"{type(error).__name__}: {error}"
+        self.spent.add(spent.lap())
+        spent.close()
+        self.num_measured += len(requests)
+        values = [value for measurement in own for value in _row(measurement)] or [math.nan] * (3 * len(requests))
+        rows = gather_rows(trainer, [float(bool(fault)), *values])
+        failed = [rank for rank, row in enumerate(rows) if row[0]]
+        if failed:
+            raise DeviceError(fault or f"measuring failed on rank {failed[0]}; its log says why")
+        return merge_ranks(own, [row[1:] for row in rows])
+
+    def _show(self, optimizer: FrontierOptimizerMixin) -> None:
+        if self._progress is not None:
+            self._progress.update(self.num_measured, optimizer.num_remaining)
+
+    def _stop_early(self, trainer: Any, job: JobStrategy, optimizer: FrontierOptimizerMixin) -> None:
+        say(
+            trainer,
+            f"profiling would take longer than {self._max_fraction:.0%} of the training; "
+            f"training goes on with the best plan of {self.num_measured} measurements",
+        )
+        optimizer.decide(trainer, job, early=True)
+        self._finish()
+
+    def _give_up(self, trainer: Any, line: str) -> None:
+        say(trainer, f"profiling stopped, training goes on as it is: {line}")
+        self._finish()
+
+    def _finish(self) -> None:
+        self._active = False
+        if self._progress is not None:
+            self._progress.close()
+            self._progress = None
+        if self._meter is not None:
+            self._meter.close()
+            self._meter = None
+
+
+def _plan_is_given(job: JobStrategy) -> bool:
+    settings = getattr(job, "settings", None)
+    return getattr(settings, "plan", None) is not None
+
+
+def _why_not(job: JobStrategy) -> str | None:
+    """Why nothing can be profiled, or None."""
+    if job.device is None:
+        return "there is no device to measure"
+    if job.workload is None:
+        return "the model's shape is not known (no transformer blocks recognised); give KareusStrategy a workload"
+    if job.workload.pipeline_parallel > 1:
+        return "a pipeline's stages cannot be profiled in one job; plan it with 'energy-lightning plan'"
+    if job.device.energy_source == "none":
+        return f"{job.device.name} reports no energy"
+    if not job.device.emulated and getattr(job, "partition_runner", None) is None:
+        return f"partitions cannot be run on {job.device.name} yet; time and energy of the steps are still measured"
+    return None
+
+
+def _row(measurement: Measurement) -> tuple[float, float, float]:
+    energy_j = math.nan if measurement.energy_j is None else measurement.energy_j
+    return measurement.time_s, energy_j, float(measurement.valid)
+
+
+def merge_ranks(own: Sequence[Measurement], rows: Sequence[Sequence[float]]) -> list[Measurement]:
+    """This rank's measurements with the figures of all ranks: the slowest time, the mean energy, valid if all are.
+
+    `rows` has one row a rank, (time_s, energy_j, valid) of each measurement one after the other.
+    """
+    table = np.array(rows, dtype=np.float64).reshape(len(rows), len(own), 3)
+    return [_merged(measurement, table[:, i]) for i, measurement in enumerate(own)]
+
+
+def _merged(own: Measurement, ranks: np.ndarray) -> Measurement:
+    """`ranks` is (number of ranks, 3)."""
+    failed = np.flatnonzero(ranks[:, 2] == 0.0)
+    energy_j = float(ranks[:, 1].mean())
+    return replace(
+        own,
+        time_s=float(ranks[:, 0].max()),
+        energy_j=None if math.isnan(energy_j) else energy_j,
+        invalid_reason=own.invalid_reason or (f"invalid on rank {failed[0]}" if len(failed) else None),
+    )
