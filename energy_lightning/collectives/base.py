@@ -1,0 +1,68 @@
+"""What the execution engine and the gradient reducer ask of a collective backend, whatever runs it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from energy_lightning.types import EnergyLightningError
+
+
+class CollectivesError(EnergyLightningError):
+    """A backend that does not exist or cannot serve this process group, or a tensor that it cannot take."""
+
+
+class Handle(Protocol):
+    """One running collective.
+
+    Attributes:
+        asked_sm_count: SMs the schedule asked for; None: left to the backend.
+        granted_sm_count: SMs the backend really lends; None where it decides for itself or cannot tell.
+    """
+
+    @property
+    def asked_sm_count(self) -> int | None: ...  # noqa: D102 - see Attributes
+    @property
+    def granted_sm_count(self) -> int | None: ...  # noqa: D102 - see Attributes
+
+    def wait(self) -> Tensor:
+        """The result, safe to use by whatever the current stream (CPU: this thread) runs next. Idempotent."""
+        ...
+
+
+class Collectives(Protocol):
+    """Asynchronous collectives over one group of ranks; every rank of the group makes the same calls in order.
+
+    Tensors are contiguous; the caller leaves them alone between the call and `wait`. `sm_count` and
+    `block_threads` are wishes: `supports_sm_count` says whether they are honoured, the handle what was granted.
+    """
+
+    name: str
+    supports_sm_count: bool
+
+    @property
+    def size(self) -> int:
+        """Ranks in the group."""
+        ...
+
+    @property
+    def rank(self) -> int:
+        """This process's rank within the group."""
+        ...
+
+    def all_reduce(
+        self, tensor: Tensor, *, average: bool = False, sm_count: int | None = None, block_threads: int | None = None
+    ) -> Handle:
+        """Sum (or mean) over the group, in place; `wait` returns `tensor`."""
+        ...
+
+    def all_gather(self, tensor: Tensor, *, sm_count: int | None = None, block_threads: int | None = None) -> Handle:
+        """Every rank's `tensor` (n, ...) stacked along dim 0 in rank order; `wait` returns (size * n, ...)."""
+        ...
+
+    def reduce_scatter(
+        self, tensor: Tensor, *, average: bool = False, sm_count: int | None = None, block_threads: int | None = None
+    ) -> Handle:
+        """Sum (or mean) of `tensor` (size * n, ...), of which rank r keeps block r; `wait` returns (n, ...)."""
+        ...
