@@ -349,7 +349,7 @@ class Budget:
             return cls(cast("BudgetKind", kind.strip()), value)  # checked in __post_init__
         if isinstance(budget, Mapping) and len(budget) == 1:
             ((kind, value),) = budget.items()
-            return cls(kind, value)
+            return cls(cast("BudgetKind", kind), value)
         raise BudgetError(f"cannot read a budget from {budget!r}; write e.g. 'min_energy' or {{'max_slowdown': 0.05}}")
 
     def __str__(self) -> str:
