@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -112,7 +111,8 @@ class EngineExecution:
         if self.tensor_parallel_group is None:
             optimizer.load_state_dict(dict(state_dict))
         else:
-            sharding.load_full_optimizer_state_dict(optimizer, state_dict, self.tensor_parallel_group)
+            local = sharding.local_optimizer_state_dict(optimizer, state_dict, self.tensor_parallel_group)
+            optimizer.load_state_dict(local)
 
     def close(self, *, restore: bool) -> None:
         """Stop reducing; with `restore`, make the module plain again, full weights on every rank (collective)."""
@@ -120,20 +120,6 @@ class EngineExecution:
             self.reducer.close()
         if restore:
             self.engine.remove()
-
-
-def synchronise_rng(mesh: DeviceMesh, device: torch.device) -> None:
-    """Give tensor-parallel peers the random state of their first rank: dropout on replicated values must agree."""
-    group = mesh.get_group("tensor_parallel")
-    source = dist.get_process_group_ranks(group)[0]
-    states = [torch.get_rng_state()]
-    if device.type == "cuda":
-        states.append(torch.cuda.get_rng_state(device))
-    shared: list[Any] = [states]
-    dist.broadcast_object_list(shared, source, group=group)
-    torch.set_rng_state(shared[0][0])
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(shared[0][1], device)
 
 
 def _group(mesh: DeviceMesh | None, name: str) -> dist.ProcessGroup | None:

@@ -19,7 +19,7 @@ from energy_lightning.parallel.batches import check_same_batch
 from energy_lightning.parallel.comm_hook import GradBucketState, grad_bucket_hook
 from energy_lightning.parallel.layout import MESH_DIM_NAMES, ParallelLayout
 from energy_lightning.partition import find_stacks
-from energy_lightning.strategy_parts.engine_execution import EngineExecution, synchronise_rng
+from energy_lightning.strategy_parts.engine_execution import EngineExecution
 from energy_lightning.strategy_parts.settings import KareusSettings
 from energy_lightning.types import StrategyError
 
@@ -90,10 +90,9 @@ class ParallelExecutionMixin(_Base):
         self._failed = False
         self._num_checked_batches = 0
         super().setup(trainer)
-        if self.tensor_parallel_size > 1:
-            if self._execution is None:  # validate, test or predict: nothing to reduce, but weights to share
-                self._execution = self._make_execution(bucket_cap_bytes=None)
-            synchronise_rng(self._mesh(), self.root_device)
+        if self.tensor_parallel_size > 1 and self._execution is None:
+            # validate, test or predict: nothing to reduce, but weights to share
+            self._execution = self._make_execution(bucket_cap_bytes=None)
         if self._execution is not None:
             # an instance attribute: the plugin's class names its entry in checkpoints and must stay
             vars(self.precision_plugin)["clip_grad_by_norm"] = self._clip_grad_by_norm
