@@ -69,8 +69,8 @@ class OutcomeRecorder(Callback):
         """Read strategy and callbacks."""
         strategy: Any = trainer.strategy
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # set by a connector
-        optimizers = [c for c in callbacks if isinstance(c, energy_lightning.FrontierOptimizer)]
-        found: Any = optimizers[0].outcome if optimizers else None
+        optimizers: list[Any] = [c for c in callbacks if isinstance(c, energy_lightning.FrontierOptimizer)]
+        found = optimizers[0].outcome if optimizers else None
         device, workload = strategy.device, strategy.workload
         self.outcome = RunOutcome(
             device=None if device is None else device.name,

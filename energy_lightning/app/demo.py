@@ -1,0 +1,74 @@
+"""`energy-lightning demo`: a real fine-tuning under an emulated GPU, then a big job rehearsed, in a few minutes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from energy_lightning.app.outcome import CHOSEN
+from energy_lightning.app.rehearsal import rehearse
+from energy_lightning.app.train import train
+from energy_lightning.report import FrontierPicture, compare, comparison_table, draw_frontier
+from energy_lightning.types import Budget
+from energy_lightning.workload import Workload
+
+GPU_NAME = "a100-sxm4-40gb"
+FOLDER = Path("outputs/demo")
+OVERRIDES = (
+    "model=bert",
+    "data=sentiment",
+    "data.max_length=48",
+    "data.batch_size=16",
+    "trainer=cpu",
+    "trainer.devices=2",
+    "tensor_parallel_size=2",
+    "device=emulated",
+    "budget=max_slowdown",
+    "budget.max_slowdown=0.05",
+    "trainer.max_steps=120",
+    "trainer.limit_val_batches=20",
+    f"output_dir={FOLDER}",
+)
+BUDGET = Budget("max_slowdown", 0.05)
+BIG_JOB = "llama3.2_3b_tp8"
+BIG_SIZES = {"microbatch_size": 8, "sequence_length": 4096}
+
+
+def demo(arguments: Sequence[str]) -> int:
+    """Run the demo; `arguments` are further overrides of its training. The exit code of the training."""
+    console = Console()
+    console.rule("1. Fine-tune BERT on movie reviews with strategy=kareus, two processes, under an emulated A100")
+    console.print("energy-lightning train " + " ".join((*OVERRIDES, *arguments)), soft_wrap=True, style="dim")
+    exit_code = train([*OVERRIDES, *arguments])
+    if exit_code:
+        return exit_code
+    console.rule("2. Rehearse a big job: Llama 3.2 3B, tensor parallel over 8 GPUs")
+    _show_big_job(console)
+    console.rule("3. Where to look next")
+    console.print(
+        f"{FOLDER}: config.yaml, plan.yaml (edit it and give it back: plan={FOLDER}/plan.yaml), measurements.jsonl, "
+        "metrics.csv, frontier.png, summary.json\n"
+        "examples/: the same from Python.    conf/: every setting.    README.md: real GPUs and their permissions.",
+        soft_wrap=True,
+        highlight=False,
+    )
+    return 0
+
+
+def _show_big_job(console: Console) -> None:
+    outcome = rehearse(Workload.preset(BIG_JOB, **BIG_SIZES), GPU_NAME, BUDGET)
+    rows = compare(outcome.references)
+    title = f"One iteration of {BIG_JOB}, 8 x 4096 tokens, budget {BUDGET}, on 8 x {GPU_NAME}"
+    console.print(comparison_table(rows, title=title, emulated=True, chosen=CHOSEN))
+    picture = FrontierPicture(
+        title=f"{BIG_JOB} on 8 x {GPU_NAME}",
+        frontiers=outcome.frontiers,
+        references={label: point for label, point in outcome.references.items() if label != CHOSEN},
+        chosen=outcome.chosen,
+        budget=BUDGET,
+        baseline_time_s=outcome.references["max frequency"].time_s,
+        emulated=True,
+    )
+    console.print(f"Frontier: {draw_frontier(picture, FOLDER / f'{BIG_JOB}.png')}", soft_wrap=True)
