@@ -252,5 +252,4 @@ def _drop_later(records: AppendLog, step: int) -> None:
         raise EnergyLightningError(f"{records.path} holds no step records; move it away or choose another file")
     kept = rows_up_to(rows, step)
     if len(kept) < len(rows):
-        records.path.unlink()
-        records.append({key: value for key, value in row.items() if key != "schema"} for row in kept)
+        records.replace_with(kept)

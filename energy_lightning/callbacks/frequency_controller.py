@@ -101,9 +101,9 @@ class FrequencyControllerMixin:
         """Apply the optimizer's plan once it is there; a plan given to the strategy is in force from the start."""
         optimizer = find_callback(trainer, FrontierOptimizerMixin)
         wanted = job.plan if optimizer is None or optimizer.plan is None else optimizer.plan
-        if wanted is self.plan:
+        if wanted is None or wanted is self.plan:
             return
-        if wanted is not job.plan:
+        if wanted is not job.applied_plan:
             job.apply_plan(wanted)
         self.plan = wanted
         num_microbatches = 1 if job.workload is None else job.workload.num_microbatches

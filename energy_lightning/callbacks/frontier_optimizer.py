@@ -10,6 +10,7 @@ from energy_lightning.callbacks.composition import (
     Outcome,
     outcome_from_dict,
     outcome_to_dict,
+    plan_of,
 )
 from energy_lightning.callbacks.frontier_search import FrontierSearch, Request, SearchSettings
 from energy_lightning.callbacks.job import JobStrategy, job_of, on_rank_zero, say
@@ -126,7 +127,9 @@ class FrontierOptimizerMixin:
 
     def report(self, trainer: Any, requests: Sequence[Request], measurements: Sequence[Measurement]) -> None:
         """The results of `requests`, merged over ranks."""
-        on_rank_zero(trainer, lambda: self._tell(requests, measurements))
+        note = on_rank_zero(trainer, lambda: self._tell(requests, measurements))
+        if note:
+            say(trainer, note)
 
     def decide(self, trainer: Any, job: JobStrategy, *, early: bool = False) -> None:
         """Choose from all measurements so far and write plan.yaml.
@@ -164,10 +167,17 @@ class FrontierOptimizerMixin:
             return self._search.ask(count)
         return [] if self._search.done else None
 
-    def _tell(self, requests: Sequence[Request], measurements: Sequence[Measurement]) -> None:
+    def _tell(self, requests: Sequence[Request], measurements: Sequence[Measurement]) -> str:
+        """Returns a line for the user, or ""."""
         assert self._search is not None
+        note = ""
         for (_, config), measurement in zip(requests, measurements, strict=True):
-            self._search.tell(config, measurement)
+            try:
+                self._search.tell(config, measurement)
+            except OSError as error:
+                note = f"measurements cannot be written any more ({error}); they are kept in memory only"
+                self._search.store.writable = False
+        return note
 
     def _decide(self, job: JobStrategy, budget: Budget, early: bool) -> tuple[Outcome, list[dict[str, Any]], list[str]]:
         assert self._search is not None
@@ -179,9 +189,12 @@ class FrontierOptimizerMixin:
                 raise
             notes.append(f"so far {error}; the fastest plan known runs instead")
             outcome = self._search.outcome(Budget("max_throughput"))
-        references = {label: point.choice for label, point in outcome.references.items()}
+        references = {label: plan_of(point) for label, point in outcome.references.items()}
         path = job.output_dir / PLAN_FILE
-        save_plan(path, outcome.plan, run=job.run_key(), budget=budget, references=references)  # type: ignore[arg-type]
+        try:
+            save_plan(path, outcome.plan, run=job.run_key(), budget=budget, references=references)
+        except OSError as error:
+            notes.append(f"the plan cannot be written to {path} ({error}); it runs all the same")
         notes.append(f"{_summary(outcome, budget)} ({path})")
         return outcome, self._search.history, notes
 

@@ -62,7 +62,7 @@ class FrontierSearch:
         settings: SearchSettings | None = None,
     ) -> None:
         self._tasks = {task.name: task for task in tasks}
-        self._store, self._costs, self._settings = store, costs, settings or SearchSettings()
+        self.store, self._costs, self._settings = store, costs, settings or SearchSettings()
         self._optimizers = {
             task.name: self._optimizer(task, number) for number, task in enumerate(tasks) if task.space is not None
         }
@@ -85,7 +85,7 @@ class FrontierSearch:
         """Keep a measurement on disk and let the search learn from it. OSError when it cannot be written."""
         self.num_measured += 1
         self._learn(config, measurement)
-        self._store.add(config, measurement)
+        self.store.add(config, measurement)
 
     @property
     def done(self) -> bool:
@@ -101,7 +101,7 @@ class FrontierSearch:
 
     def outcome(self, budget: Budget) -> Outcome:
         """Frontiers and choice from all measurements so far; errors as in `compose_outcome`."""
-        return compose_outcome(list(self._tasks.values()), self._store.measurements(), self._costs, budget)
+        return compose_outcome(list(self._tasks.values()), self.store.measurements(), self._costs, budget)
 
     def _optimizer(self, task: PartitionTask, number: int) -> MultiPassOptimizer:
         assert task.space is not None
@@ -117,7 +117,7 @@ class FrontierSearch:
             sizes=sizes,
         )
         members = {tuple(task.space[i].items()) for i in range(len(task.space))}
-        for config, known in self._store.measurements(task.name).items():
+        for config, known in self.store.measurements(task.name).items():
             if tuple(task.candidate(config).items()) in members:
                 _tell(optimizer, task.candidate(config), known)
         return optimizer
@@ -142,7 +142,7 @@ class FrontierSearch:
         if task.space is None or optimizer.num_told == 0:
             return []
         clocks_mhz = np.array(task.space.column("frequency_mhz"))
-        known = self._store.measurements(name)
+        known = self.store.measurements(name)
         missing = set(clocks_mhz.tolist()) - {config.frequency_mhz for config in known}
         if not missing:
             return []

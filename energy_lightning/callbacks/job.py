@@ -23,13 +23,29 @@ FAILURES = (ValueError, ArithmeticError, LookupError, OSError, RuntimeError, Imp
 
 @runtime_checkable
 class JobStrategy(Protocol):
-    """The part of KareusStrategy that the callbacks use."""
+    """The part of KareusStrategy that the callbacks use.
 
-    device: Device | None
-    workload: Workload | None
-    budget: Budget
-    plan: Plan
-    output_dir: Path
+    Attributes:
+        device: this rank's GPU, or None where there is nothing to measure.
+        workload: the job's shape, or None where it is not known.
+        budget: what the user is willing to give.
+        plan: the plan that the user gave, or None: one is to be found.
+        applied_plan: what every iteration runs now.
+        output_dir: folder of the measurements and the plan.
+    """
+
+    @property
+    def device(self) -> Device | None: ...  # noqa: D102
+    @property
+    def workload(self) -> Workload | None: ...  # noqa: D102
+    @property
+    def budget(self) -> Budget: ...  # noqa: D102
+    @property
+    def plan(self) -> Plan | None: ...  # noqa: D102
+    @property
+    def applied_plan(self) -> Plan | None: ...  # noqa: D102
+    @property
+    def output_dir(self) -> Path: ...  # noqa: D102
 
     def run_key(self) -> Mapping[str, Any]:
         """What measurements depend on, as plain values."""

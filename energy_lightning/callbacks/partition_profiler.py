@@ -79,7 +79,7 @@ class PartitionProfilerMixin:
         """Find out whether there is anything to profile, and until which step."""
         job, optimizer = job_of(trainer), find_callback(trainer, FrontierOptimizerMixin)
         self._num_steps, self._last_global_step = 0, trainer.global_step
-        self._active = job is not None and optimizer is not None and not _plan_is_given(job)
+        self._active = job is not None and optimizer is not None and job.plan is None
         if not self._active:
             return
         total = trainer.estimated_stepping_batches - trainer.global_step
@@ -155,6 +155,7 @@ class PartitionProfilerMixin:
             optimizer.report(trainer, requests, self._measure(trainer, job, requests))
             self._show(optimizer)
         if requests is not None:
+            self._say_cost(trainer, job)
             optimizer.decide(trainer, job)
             self._finish()
         elif self._last_step and self._num_steps >= self._last_step:
@@ -191,6 +192,15 @@ class PartitionProfilerMixin:
             raise DeviceError(fault or f"measuring failed on rank {failed[0]}; its log says why")
         return merge_ranks(own, [row[1:] for row in rows])
 
+    def _say_cost(self, trainer: Any, job: JobStrategy) -> None:
+        if self.num_measured:
+            device: Any = job.device
+            label = "EMULATED " if device.emulated else ""
+            say(
+                trainer,
+                f"{self.num_measured} configurations measured in {label}{self.spent.time_s:.0f} s of {device.name}",
+            )
+
     def _show(self, optimizer: FrontierOptimizerMixin) -> None:
         if self._progress is not None:
             self._progress.update(self.num_measured, optimizer.num_remaining)
@@ -216,11 +226,6 @@ class PartitionProfilerMixin:
         if self._meter is not None:
             self._meter.close()
             self._meter = None
-
-
-def _plan_is_given(job: JobStrategy) -> bool:
-    settings = getattr(job, "settings", None)
-    return getattr(settings, "plan", None) is not None
 
 
 def _why_not(job: JobStrategy) -> str | None:

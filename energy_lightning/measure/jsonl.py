@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,8 @@ class AppendLog:
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write the rows ("schema" is added) and hand them to the operating system: they survive a kill."""
-        text = "".join(json.dumps({"schema": self.SCHEMA, **row}, allow_nan=False) + "\n" for row in rows)
+        schema = {"schema": self.SCHEMA}
+        text = "".join(json.dumps(schema | dict(row) | schema, allow_nan=False) + "\n" for row in rows)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self._repair_at is not None:
             with self.path.open("r+b") as file:
@@ -55,6 +57,14 @@ class AppendLog:
             self._repair_at = None
         with self.path.open("ab") as file:
             file.write(text.encode())
+
+    def replace_with(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Write these rows instead of the file's; a reader sees the old file or the whole new one."""
+        partial = AppendLog(self.path.with_name(f".{self.path.name}.{os.getpid()}"), what=self._what)
+        partial.path.unlink(missing_ok=True)
+        partial.append(rows)
+        partial.path.replace(self.path)
+        self._repair_at = None
 
     def _parse(self, line: bytes, number: int) -> dict[str, Any]:
         try:

@@ -45,7 +45,9 @@ class MeasurementStore:
     def __init__(
         self, path: Path | str, run: Mapping[str, Any], *, source: EnergySource, writable: bool = True
     ) -> None:
-        self.run, self.key, self.source, self._writable = dict(run), run_hash(run), source, writable
+        self.run, self.key, self.source = dict(run), run_hash(run), source
+        self.writable = writable
+        """Whether `add` writes; may be turned off, e.g. when the disk is full."""
         self._log = AppendLog(path, what="the measurements in it")
         self._trials: dict[PartitionConfig, list[Measurement]] = {}
         self._described, self.num_other_rows = False, 0
@@ -63,14 +65,18 @@ class MeasurementStore:
         return sum(len(trials) for trials in self._trials.values())
 
     def add(self, config: PartitionConfig, measurement: Measurement) -> None:
-        """Keep one measurement and append its row. Raises MeasurementError when its energy source is another one."""
+        """Keep one measurement and append its row.
+
+        Raises MeasurementError when its energy source is another one, OSError when the row cannot be written (the
+        measurement is then kept in memory).
+        """
         if measurement.source != self.source:
             raise MeasurementError(
                 f"{config} was measured by {measurement.source!r} in a run that measures by {self.source!r}: "
                 "sources are never mixed"
             )
         self._trials.setdefault(config, []).append(measurement)
-        if self._writable:
+        if self.writable:
             self._log.append([self._row(config, measurement)])
             self._described = True
 

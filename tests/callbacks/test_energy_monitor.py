@@ -1,0 +1,222 @@
+"""What is logged, with which name and unit, and what totals survive."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fake_trainer import WORKLOAD, EnergyMonitor, FakeStrategy, FakeTrainer
+
+from energy_lightning.callbacks.job import gpu_identity
+from energy_lightning.callbacks.monitored import choose_monitored
+from energy_lightning.device import EmulatedDevice
+from energy_lightning.emulation import GPU, emulate_iteration
+from energy_lightning.measure import sum_over_gpus
+from energy_lightning.measure.testing import ScriptedDevice
+from energy_lightning.types import DeviceError, PhasePlan, Plan
+
+A100 = GPU.load("a100-sxm4-40gb")
+ITERATION = emulate_iteration(WORKLOAD, A100, Plan.sequential())
+
+
+class Scripted(ScriptedDevice):
+    """A step takes a second at 200 W."""
+
+    def run_phase(self, phase_plan: PhasePlan) -> None:
+        self.work(0.4)
+
+    def run_iteration_end(self, phase_plan: PhasePlan) -> None:
+        self.work(0.2)
+
+
+def plain_trainer(monitor: Any, **options: Any) -> FakeTrainer:
+    """Under a strategy that is not ours."""
+    strategy = SimpleNamespace(root_device=SimpleNamespace(type="cpu"), device=None, applied_plan=None)
+    return FakeTrainer(strategy, [monitor], **options)
+
+
+def kareus_trainer(monitor: Any, tmp_path: Path, device: Any = None, **options: Any) -> FakeTrainer:
+    strategy = FakeStrategy(tmp_path)
+    strategy.device = device or strategy.device
+    return FakeTrainer(strategy, [monitor], **options)
+
+
+def test_emulated_figures_are_named_emulated_and_say_so(tmp_path: Path) -> None:
+    trainer = kareus_trainer(EnergyMonitor(), tmp_path, max_steps=2)
+    trainer.fit()
+    first = trainer.lightning_module.logged[0]
+    assert first["emulated_step_time_s"] == pytest.approx(ITERATION.time_s)
+    assert first["emulated_energy_j"] == pytest.approx(ITERATION.energy_per_gpu_j, rel=0.05)
+    assert first["emulated_power_w"] == pytest.approx(first["emulated_energy_j"] / first["emulated_step_time_s"])
+    assert all(name.startswith("emulated_") for metrics in trainer.lightning_module.logged for name in metrics)
+    assert "EMULATED" in trainer.lightning_module.lines[-1]
+
+
+def test_measured_figures_carry_no_label(tmp_path: Path) -> None:
+    device = Scripted(power_w=lambda _: 200.0)
+    trainer = kareus_trainer(EnergyMonitor(), tmp_path, device, max_steps=12)
+    trainer.fit()
+    first, last = trainer.lightning_module.logged[0], trainer.lightning_module.logged[-1]
+    assert first == pytest.approx({"step_time_s": 1.0, "energy_j": 200.0, "power_w": 200.0})
+    assert last == pytest.approx({"total_time_s": 12.0, "total_energy_j": 2400.0})
+    assert not [line for line in trainer.lightning_module.lines if "EMULATED" in line]
+
+
+def test_a_slow_counter_gives_means_over_as_many_steps_as_it_needs(tmp_path: Path) -> None:
+    device = Scripted(power_w=lambda _: 200.0, refresh_s=0.3)
+    trainer = kareus_trainer(EnergyMonitor(), tmp_path, device, max_steps=30)
+    trainer.fit()
+    steps = [metrics for metrics in trainer.lightning_module.logged if "energy_j" in metrics]
+    assert 5 <= len(steps) < 30
+    assert all(metrics["energy_j"] == pytest.approx(200.0, rel=0.15) for metrics in steps)
+    assert trainer.callbacks[0].own.energy_j == pytest.approx(30 * 200.0, rel=0.02)
+
+
+def test_a_counter_reset_costs_one_window_and_marks_the_total(tmp_path: Path) -> None:
+    device = Scripted(power_w=lambda _: 200.0)
+    trainer = kareus_trainer(EnergyMonitor(), tmp_path, device)
+    trainer.call("on_train_start")
+    for step in range(5):
+        if step == 2:
+            device.reset_counter()
+        trainer.batch(0, steps=True)
+    monitor = trainer.callbacks[0]
+    assert monitor.own.time_s == pytest.approx(5.0)
+    assert monitor.own.energy_j == pytest.approx(4 * 200.0)
+    assert not monitor.own.complete
+
+
+def test_without_energy_the_time_is_logged_and_one_line_says_why() -> None:
+    now_s = iter(range(1000))
+    trainer = plain_trainer(EnergyMonitor(clock_s=lambda: float(next(now_s))), max_steps=3)
+    trainer.fit()
+    assert trainer.lightning_module.logged[0] == {"step_time_s": 1.0}
+    assert "total_energy_j" not in trainer.lightning_module.logged[-1]
+    assert len([line for line in trainer.lightning_module.lines if "energy is not measured" in line]) == 1
+
+
+def test_under_another_strategy_a_workload_is_accounted_as_plain_execution() -> None:
+    trainer = plain_trainer(EnergyMonitor(workload=WORKLOAD), max_steps=3)
+    trainer.fit()
+    assert trainer.lightning_module.logged[0]["emulated_step_time_s"] == pytest.approx(ITERATION.time_s)
+
+
+def test_accumulated_microbatches_are_one_step(tmp_path: Path) -> None:
+    trainer = kareus_trainer(EnergyMonitor(), tmp_path, Scripted(), max_steps=2, accumulate=3)
+    trainer.fit()
+    assert [m["step_time_s"] for m in trainer.lightning_module.logged[:2]] == pytest.approx([2.6, 2.6])
+
+
+def test_validation_is_left_out(tmp_path: Path) -> None:
+    device = Scripted(power_w=lambda _: 200.0)
+    trainer = kareus_trainer(EnergyMonitor(), tmp_path, device)
+    trainer.call("on_train_start")
+    trainer.batch(0, steps=True)
+    trainer.call("on_validation_start")
+    device.work(100.0)
+    trainer.call("on_validation_end")
+    trainer.batch(0, steps=True)
+    assert trainer.callbacks[0].own.time_s == pytest.approx(2.0)
+    assert trainer.callbacks[0].own.energy_j == pytest.approx(400.0)
+
+
+def test_totals_go_on_from_the_checkpoint(tmp_path: Path) -> None:
+    trainer = kareus_trainer(EnergyMonitor(), tmp_path, Scripted(power_w=lambda _: 200.0))
+    trainer.call("on_train_start")
+    for _ in range(8):
+        trainer.batch(0, steps=True)
+    checkpoint: dict[str, Any] = {"callbacks": {}}
+    trainer.call("on_save_checkpoint", checkpoint)
+    state = json.loads(json.dumps(checkpoint["callbacks"]["EnergyMonitor"]))
+    assert state == {"energy_j": pytest.approx(1600.0), "time_s": pytest.approx(8.0), "complete": True, "num_steps": 8}
+    for _ in range(4):  # lost with the crash
+        trainer.batch(0, steps=True)
+
+    resumed = EnergyMonitor()
+    resumed.load_state_dict(state)
+    trainer = kareus_trainer(resumed, tmp_path, Scripted(power_w=lambda _: 200.0), max_steps=2)
+    trainer.fit()
+    assert resumed.total.energy_j == pytest.approx(2000.0)
+    assert resumed.num_steps == 10
+
+
+def test_step_records_past_the_checkpoint_are_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "energy.jsonl"
+    trainer = kareus_trainer(EnergyMonitor(records=path), tmp_path, Scripted(), max_steps=12)
+    trainer.fit()
+    path.write_bytes(path.read_bytes()[:-9])  # killed in the middle of step 12
+    resumed = kareus_trainer(EnergyMonitor(records=path), tmp_path, Scripted(), max_steps=2)
+    resumed.global_step = 8
+    resumed.fit()
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(1, 11))
+    assert all(row["source"] == "counter" for row in rows)
+
+
+def test_foreign_step_records_end_the_monitoring_not_the_training(tmp_path: Path) -> None:
+    path = tmp_path / "energy.jsonl"
+    path.write_text("not ours\n")
+    trainer = kareus_trainer(EnergyMonitor(records=path), tmp_path, Scripted(), max_steps=2)
+    trainer.fit()
+    assert trainer.global_step == 2
+    assert path.read_text() == "not ours\n"
+    assert len([line for line in trainer.lightning_module.lines if "no longer monitored" in line]) == 1
+
+
+class TwoRanks:
+    """What a second rank would send in the reduction."""
+
+    def __init__(self, other: tuple[float, ...]) -> None:
+        self.other = other
+
+    def gather(self, trainer: Any, values: Any) -> list[list[float]]:
+        return [list(values), list(self.other)]
+
+
+@pytest.mark.parametrize(("other_gpu", "expected_j"), [(-2.0, 70.0), (-1.0, 40.0)], ids=["distinct", "the same GPU"])
+def test_ranks_add_up_over_distinct_gpus(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, other_gpu: float, expected_j: float
+) -> None:
+    group = TwoRanks((other_gpu, 40.0, 1.0, 1.0))
+    monkeypatch.setattr("energy_lightning.callbacks.energy_monitor.gather_rows", group.gather)
+    trainer = kareus_trainer(EnergyMonitor(), tmp_path, Scripted(power_w=lambda _: 30.0), max_steps=1)
+    trainer.fit()
+    assert trainer.callbacks[0].total.energy_j == pytest.approx(expected_j)
+
+
+def test_gpus_are_the_same_only_with_the_same_uuid() -> None:
+    one, two = SimpleNamespace(uuid="GPU-aaaa"), SimpleNamespace(uuid="GPU-bbbb")
+    identities = [gpu_identity(one, 0), gpu_identity(one, 1), gpu_identity(two, 2), gpu_identity(None, 3)]
+    assert identities[0] == identities[1]
+    assert len(set(identities)) == 3
+    assert sum_over_gpus(zip(identities, (1.0, 1.0, 1.0, 1.0), strict=True)) == 3.0
+
+
+def choose(given: Any = None, strategy_device: Any = None, workload: Any = None) -> Any:
+    cpu = SimpleNamespace(type="cpu")
+    return choose_monitored(given, strategy_device, cpu, workload=workload, gpu="a100-sxm4-40gb", clock_s=lambda: 0.0)
+
+
+def test_the_strategys_device_is_shared_not_owned() -> None:
+    device = ScriptedDevice()
+    monitored = choose(strategy_device=device)
+    assert (monitored.device, monitored.owned, monitored.driven) == (device, False, False)
+
+
+def test_a_device_given_by_the_user_wins() -> None:
+    given = ScriptedDevice()
+    assert choose(given, ScriptedDevice()).device is given
+
+
+def test_an_emulated_device_of_our_own_is_driven_by_us() -> None:
+    monitored = choose("emulated", workload=WORKLOAD)
+    assert isinstance(monitored.device, EmulatedDevice)
+    assert monitored.owned
+    assert monitored.driven
+
+
+@pytest.mark.parametrize(("name", "named"), [("emulated", "needs a workload"), ("quantum", "unknown device 'quantum'")])
+def test_a_device_asked_for_by_name_that_cannot_be_had_is_an_error(name: str, named: str) -> None:
+    with pytest.raises(DeviceError, match=named):
+        choose(name)
