@@ -129,30 +129,28 @@ def _labelled(point: FrontierPoint, label: str) -> FrontierPoint:
 def _frontier(
     tasks: Sequence[PartitionTask], measured: Measured, costs: IterationCosts, wanted: Wanted
 ) -> list[FrontierPoint]:
-    """Non-dominated iterations by rising time over all pairs of modes, [] when no mode is complete.
+    """Non-dominated iterations by rising time over both modes, [] when none is complete.
 
-    Each pair of modes is composed by itself: a mode has partitions of its own (edges, suffixed collectives), so the
-    two cannot share one table of parts.
+    Forward and backward share a mode: a microbatch that went forward in two halves comes back in two halves. Each mode
+    is composed by itself, for it has partitions of its own (edges, suffixed collectives).
     """
     points: list[FrontierPoint] = []
-    for forward in (False, True):
-        for backward in (False, True):
-            parts = _parts(tasks, measured, {"forward": forward, "backward": backward, "iteration": None}, wanted)
-            if parts is not None:
-                points += _composed(parts, costs)
+    for nanobatched in (False, True):
+        parts = _parts(tasks, measured, nanobatched, wanted)
+        if parts is not None:
+            points += _composed(parts, costs)
     if not points:
         return []
     return [points[i] for i in pareto_front([p.time_s for p in points], [p.energy_j for p in points])]
 
 
 def _parts(
-    tasks: Sequence[PartitionTask], measured: Measured, modes: Mapping[str, bool | None], wanted: Wanted
+    tasks: Sequence[PartitionTask], measured: Measured, nanobatched: bool, wanted: Wanted
 ) -> list[PartProfile] | None:
-    """The profiles of one pair of modes, or None when a partition of it has no usable measurement."""
-    members = [task for task in tasks if task.nanobatched in (modes[task.phase], None)]
-    for phase, mode in modes.items():
-        if mode is not None and not any(task.phase == phase and task.nanobatched is mode for task in members):
-            return None
+    """The profiles of one mode, or None when the mode does not exist or a partition has no usable measurement."""
+    members = [task for task in tasks if task.nanobatched in (nanobatched, None)]
+    if not any(task.nanobatched is nanobatched for task in members):
+        return None
     parts = []
     for task in members:
         options = [
@@ -175,7 +173,7 @@ def _composed(parts: Sequence[PartProfile], costs: IterationCosts) -> list[Front
             switch_time_s=costs.switch_time_s,
             emulated=costs.emulated,
         )
-    except FrontierError:  # no frequency at which all parts of this pair of modes were measured
+    except FrontierError:  # no frequency at which all parts of this mode were measured
         return []
 
 

@@ -16,7 +16,9 @@ class ProfilingProgress:
         bar = trainer.progress_bar_callback if trainer.is_global_zero else None
         shown = bar is not None and bar.is_enabled
         self._rich = getattr(bar, "progress", None) if shown else None
-        self._task = None if self._rich is None else self._rich.add_task(f"[white]{description}", total=None)
+        self._task = (
+            None if self._rich is None else self._rich.add_task(f"[white]{description}", total=1, visible=False)
+        )
         self._tqdm = None
         if shown and self._rich is None:
             from tqdm.auto import tqdm  # type: ignore[import-untyped]

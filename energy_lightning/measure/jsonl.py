@@ -48,8 +48,7 @@ class AppendLog:
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write the rows ("schema" is added) and hand them to the operating system: they survive a kill."""
-        schema = {"schema": self.SCHEMA}
-        text = "".join(json.dumps(schema | dict(row) | schema, allow_nan=False) + "\n" for row in rows)
+        text = "".join(json.dumps({"schema": self.SCHEMA, **row}, allow_nan=False) + "\n" for row in rows)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self._repair_at is not None:
             with self.path.open("r+b") as file:
