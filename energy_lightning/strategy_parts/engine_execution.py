@@ -14,6 +14,7 @@ from energy_lightning.parallel.clipping import clip_grad_norm
 from energy_lightning.parallel.comm_hook import HELD_BACK
 from energy_lightning.parallel.reducer import GradientReducer, broadcast_module
 from energy_lightning.partition import find_stacks, install, sharding
+from energy_lightning.partition.removal import remove_engine
 from energy_lightning.types import Plan
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ class EngineExecution:
         if self.reducer is not None:
             self.reducer.close()
         if restore:
-            self.engine.remove()
+            remove_engine(self.engine.stacks, self.tensor_parallel_group)
 
 
 def _group(mesh: DeviceMesh | None, name: str) -> dist.ProcessGroup | None:

@@ -19,7 +19,7 @@ VOCABULARY = 50
 SEQUENCE_LENGTH = 6
 
 
-def tiny_model(name: str, seed: int = 0) -> nn.Module:
+def tiny_model(name: str, seed: int = 0, num_key_value_heads: int = 2) -> nn.Module:
     """A two-layer transformers model without dropout: "bert" (classification) or "llama" (next token)."""
     from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM
 
@@ -35,7 +35,7 @@ def tiny_model(name: str, seed: int = 0) -> nn.Module:
     if name == "bert":
         config = BertConfig(**sizes, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
         return BertForSequenceClassification(config)
-    return LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=2))
+    return LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=num_key_value_heads))
 
 
 class Rows(Dataset[dict[str, Tensor]]):
@@ -55,7 +55,10 @@ class Rows(Dataset[dict[str, Tensor]]):
 
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     """AdamW with two parameter groups: no weight decay for vectors."""
-    groups = {True: [p for p in model.parameters() if p.dim() > 1], False: [p for p in model.parameters() if p.dim() < 2]}
+    groups = {
+        True: [p for p in model.parameters() if p.dim() > 1],
+        False: [p for p in model.parameters() if p.dim() < 2],
+    }
     return torch.optim.AdamW(
         [{"params": groups[True], "weight_decay": 0.1}, {"params": groups[False], "weight_decay": 0.0}], lr=1e-3
     )
@@ -141,7 +144,9 @@ def plain_training(
 def assert_same_weights(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float) -> None:
     assert list(actual) == list(expected)
     for name, value in expected.items():
-        torch.testing.assert_close(actual[name], value, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            actual[name], value, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 def shared_folder(group: dist.ProcessGroup) -> Path:

@@ -1,0 +1,308 @@
+"""Trainer(strategy="kareus") on two and four gloo processes, against a plain loop in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import strategy_cases as cases
+import torch
+import torch.distributed as dist
+from distributed_helpers import run_checks
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+ROWS_PER_STEP = 8
+"""Rows of one microbatch over all replicas: the plain loop's batch."""
+
+
+def loader(rows: Dataset[Any], strategy: Any) -> DataLoader[Any]:
+    """Rows in order, distributed as the strategy says."""
+    sampler: DistributedSampler[Any] = DistributedSampler(rows, shuffle=False, **strategy.distributed_sampler_kwargs)
+    return DataLoader(rows, batch_size=ROWS_PER_STEP // strategy.data_parallel_size, sampler=sampler)
+
+
+def kareus(package: str = "lightning.pytorch", **options: Any) -> Any:
+    """A strategy that does not profile, with buckets small enough that a tiny model has several."""
+    import importlib
+
+    from energy_lightning.types import Plan
+
+    module = "energy_lightning" if package == "lightning.pytorch" else "energy_lightning.pytorch_lightning"
+    return importlib.import_module(module).KareusStrategy(
+        **{"plan": Plan.sequential(), "bucket_cap_mb": 0.01, **options}
+    )
+
+
+def fit(
+    model: nn.Module, rows: Dataset[Any], strategy: Any, *, package: str = "lightning.pytorch", **options: Any
+) -> Any:
+    """Train `model` in place for the given trainer options; returns the trainer."""
+    checkpoint = options.pop("ckpt_path", None)
+    trainer = cases.trainer(package, strategy=strategy, use_distributed_sampler=False, **options)
+    trainer.fit(cases.lightning_module(model, package), loader(rows, strategy), ckpt_path=checkpoint)
+    return trainer
+
+
+def check_same_weights(
+    group: dist.ProcessGroup,
+    *,
+    name: str,
+    tensor_parallel_size: int,
+    accumulate: int,
+    package: str = "lightning.pytorch",
+    **options: Any,
+) -> None:
+    num_steps, clip = 10, 0.5
+    rows = cases.Rows(name, ROWS_PER_STEP * num_steps * accumulate)
+    expected = cases.plain_training(
+        cases.tiny_model(name), rows, batch_size=ROWS_PER_STEP, num_steps=num_steps, accumulate=accumulate, clip=clip
+    )
+    model = cases.tiny_model(name, seed=dist.get_rank())  # rank 0's weights must win
+    with cases.as_launched():
+        strategy = kareus(package, tensor_parallel_size=tensor_parallel_size, **options)
+        trainer = fit(
+            model, rows, strategy, package=package, gradient_clip_val=clip, accumulate_grad_batches=accumulate
+        )
+    assert trainer.global_step == num_steps
+    cases.assert_same_weights(model.state_dict(), expected.state_dict(), 1e-4)
+
+
+def check_checkpoints_are_interchangeable(group: dist.ProcessGroup) -> None:
+    """tp 2 -> dp 2 -> plain ddp -> tp 2, one epoch each, every checkpoint the plain loop's."""
+    num_steps = 3
+    rows = cases.Rows("bert", ROWS_PER_STEP * num_steps)
+    folder = cases.shared_folder(group)
+    plain = cases.tiny_model("bert").train()
+    optimizer = cases.make_optimizer(plain)
+    checkpoint = None
+    for epoch, tensor_parallel_size in enumerate([2, 1, None, 2]):
+        for batch in DataLoader(rows, batch_size=ROWS_PER_STEP):
+            optimizer.zero_grad()
+            plain(**batch).loss.backward()
+            optimizer.step()
+        model = cases.tiny_model("bert", seed=epoch + 1)  # everything must come from the checkpoint
+        if checkpoint is None:
+            model = cases.tiny_model("bert")
+        with cases.as_launched():
+            strategy: Any = "ddp" if tensor_parallel_size is None else kareus(tensor_parallel_size=tensor_parallel_size)
+            trainer = cases.trainer(strategy=strategy, use_distributed_sampler=False, max_epochs=epoch + 1)
+            module, path = cases.lightning_module(model), folder / f"{epoch}.ckpt"
+            module.on_train_epoch_end = partial(_save, trainer, path)
+            rows_of_rank = loader(rows, strategy if tensor_parallel_size else _TwoReplicas())
+            trainer.fit(module, rows_of_rank, ckpt_path=checkpoint, weights_only=False)
+        saved = torch.load(path, weights_only=False)
+        weights = {key.removeprefix("model."): value for key, value in saved["state_dict"].items()}
+        cases.assert_same_weights(weights, plain.state_dict(), 1e-4)
+        _assert_same_optimizer_state(saved["optimizer_states"][0], optimizer.state_dict())
+        checkpoint = path
+
+
+class _TwoReplicas:
+    data_parallel_size = 2
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, int]:
+        return {"num_replicas": 2, "rank": dist.get_rank()}
+
+
+def _save(trainer: Any, path: Any) -> None:
+    trainer.save_checkpoint(path)
+
+
+def _assert_same_optimizer_state(actual: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert actual["param_groups"] == expected["param_groups"]
+    for index, values in expected["state"].items():
+        for key, value in values.items():
+            torch.testing.assert_close(actual["state"][index][key], value, rtol=1e-3, atol=1e-5)
+
+
+def check_evaluation(group: dist.ProcessGroup, *, tensor_parallel_size: int) -> None:
+    rows = cases.Rows("llama", 16)
+    model = cases.tiny_model("llama")
+    with torch.no_grad():
+        whole = next(iter(DataLoader(rows, batch_size=16)))
+        expected = model.eval()(**whole)
+    with cases.as_launched():
+        trainer = cases.trainer(strategy=kareus(tensor_parallel_size=tensor_parallel_size))
+        module = cases.lightning_module(model)
+        data = DataLoader(rows, batch_size=4)
+        losses = trainer.validate(module, data, verbose=False) + trainer.test(module, data, verbose=False)
+        predictions = torch.cat(trainer.predict(module, data))
+    for figures in losses:
+        torch.testing.assert_close(torch.tensor(list(figures.values())), expected.loss.expand(1), rtol=1e-5, atol=1e-5)
+    own = expected.logits if tensor_parallel_size == 2 else expected.logits[dist.get_rank() :: 2]
+    torch.testing.assert_close(predictions, own, rtol=1e-4, atol=1e-5)
+
+
+def check_unrecognised_model_gets_plain_gradients(group: dist.ProcessGroup, *, launch: str | None) -> None:
+    """Accumulation 4 through the comm hook: gradients equal a plain process's to 1e-6."""
+    from energy_lightning.types import PhasePlan, Plan, Schedule
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 1))
+    inputs = torch.randn(4 * ROWS_PER_STEP, 6)
+    reference = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 1))
+    reference.load_state_dict(model.state_dict())
+    reference(inputs).mean().backward()
+    backward = PhasePlan("backward", schedules={"grad_bucket": Schedule(sm_count=4, launch=launch)})
+    plan = Plan.single_stage(PhasePlan("forward"), backward)
+    seen: list[Tensor] = []
+    with cases.as_launched():
+        strategy = kareus(bucket_cap_mb=1e-4, plan=plan)
+        trainer = cases.trainer(strategy=strategy, accumulate_grad_batches=4, use_distributed_sampler=False)
+        module = _regression(model, lambda: seen.extend(p.grad.clone() for p in model.parameters()))
+        trainer.fit(module, loader(inputs, strategy))
+    assert trainer.global_step == 1
+    for gradient, parameter in zip(seen, reference.parameters(), strict=True):
+        torch.testing.assert_close(gradient, parameter.grad, rtol=1e-6, atol=1e-6)
+
+
+def _regression(model: nn.Module, before_step: Callable[[], None]) -> Any:
+    import lightning.pytorch as pl
+
+    class Regression(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+            return self.model(batch).mean()
+
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            before_step()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    return Regression()
+
+
+def check_reduced_before_hooks_and_in_manual_optimization(group: dist.ProcessGroup) -> None:
+    """Gradients are means already in on_after_backward, and after manual_backward."""
+    rows = cases.Rows("bert", ROWS_PER_STEP)
+    reference = cases.tiny_model("bert")
+    reference(**next(iter(DataLoader(rows, batch_size=ROWS_PER_STEP)))).loss.backward()
+    for manual in (False, True):
+        model, seen = cases.tiny_model("bert"), {}
+        module = cases.lightning_module(model)
+        module.automatic_optimization = not manual
+        record = partial(_record_gradients, model, seen)
+        if manual:
+            module.training_step = partial(_manual_step, module, record)
+        else:
+            module.on_after_backward = record
+        with cases.as_launched():
+            strategy = kareus()
+            cases.trainer(strategy=strategy, use_distributed_sampler=False).fit(module, loader(rows, strategy))
+        for name, parameter in reference.named_parameters():
+            torch.testing.assert_close(seen[name], parameter.grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def _record_gradients(model: nn.Module, seen: dict[str, Any]) -> None:
+    seen.update({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
+
+
+def _manual_step(module: Any, record: Callable[[], None], batch: Any, batch_idx: int) -> None:
+    optimizer = module.optimizers()
+    optimizer.zero_grad()
+    module.manual_backward(module.model(**batch).loss)
+    record()
+    optimizer.step()
+
+
+def check_mixed_precision_trains(group: dist.ProcessGroup, *, tensor_parallel_size: int) -> None:
+    rows = cases.Rows("bert", 4 * ROWS_PER_STEP)
+    expected = cases.plain_training(cases.tiny_model("bert"), rows, batch_size=ROWS_PER_STEP, num_steps=4, clip=0.5)
+    model = cases.tiny_model("bert")
+    with cases.as_launched():
+        strategy = kareus(tensor_parallel_size=tensor_parallel_size)
+        fit(model, rows, strategy, precision="bf16-mixed", gradient_clip_val=0.5)
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+    cases.assert_same_weights(model.state_dict(), expected.state_dict(), 1e-2)
+
+
+def check_different_batches_are_refused(group: dist.ProcessGroup) -> None:
+    from energy_lightning.types import StrategyError
+
+    rows = cases.Rows("bert", 2 * ROWS_PER_STEP)
+    with cases.as_launched():
+        trainer = cases.trainer(strategy=kareus(tensor_parallel_size=2), use_distributed_sampler=False)
+        module = cases.lightning_module(cases.tiny_model("bert"))
+        shifted = DataLoader(torch.utils.data.Subset(rows, range(dist.get_rank(), ROWS_PER_STEP)), batch_size=4)
+        with pytest.raises(StrategyError, match=r"ranks 0, 1.*different batches.*sampler"):
+            trainer.fit(module, shifted)
+
+
+def check_settings_that_cannot_be(group: dist.ProcessGroup) -> None:
+    from energy_lightning.types import EnergyLightningError, StrategyError
+
+    with cases.as_launched():
+        with pytest.raises(StrategyError, match="tensor_parallel_size=3 does not divide the 2 devices"):
+            cases.trainer(strategy=kareus(tensor_parallel_size=3))
+        with pytest.raises(StrategyError, match="data_parallel_size must be 1 or 'auto'"):
+            cases.trainer(strategy=kareus(tensor_parallel_size=2, data_parallel_size=2))
+        module = _regression(nn.Linear(6, 1), list)
+        with pytest.raises(StrategyError, match="no recognised transformer blocks"):
+            cases.trainer(strategy=kareus(tensor_parallel_size=2)).fit(module, DataLoader(torch.zeros(4, 6)))
+        odd = cases.tiny_model("llama", num_key_value_heads=1)
+        with pytest.raises(EnergyLightningError, match="num_key_value_heads"):
+            fit(odd, cases.Rows("llama", 8), kareus(tensor_parallel_size=2))
+
+
+def check_default_callbacks_and_fast_dev_run(group: dist.ProcessGroup) -> None:
+    from energy_lightning.lightning import KareusStrategy
+
+    rows = cases.Rows("bert", 2 * ROWS_PER_STEP)
+    with cases.as_launched():
+        trainer = cases.trainer(strategy="kareus", fast_dev_run=True)
+        module = cases.lightning_module(cases.tiny_model("bert"))
+        trainer.fit(module, DataLoader(rows, batch_size=4), DataLoader(rows, batch_size=4))
+        names = [type(callback).__name__ for callback in trainer.callbacks]
+    assert names.count("FrequencyController") == 1
+    assert [name for name in names if name in KareusStrategy.callback_types] == list(KareusStrategy.callback_types)
+    assert trainer.global_step == 1
+
+
+TWO_PROCESSES = {
+    "bert dp2 accumulate 4": partial(check_same_weights, name="bert", tensor_parallel_size=1, accumulate=4),
+    "bert tp2": partial(check_same_weights, name="bert", tensor_parallel_size=2, accumulate=1),
+    "llama dp2": partial(check_same_weights, name="llama", tensor_parallel_size=1, accumulate=1),
+    "llama tp2 accumulate 4": partial(check_same_weights, name="llama", tensor_parallel_size=2, accumulate=4),
+    "llama tp2 checkpointing": partial(
+        check_same_weights, name="llama", tensor_parallel_size=2, accumulate=1, activation_checkpointing=True
+    ),
+    "bert dp2 pytorch_lightning": partial(
+        check_same_weights, name="bert", tensor_parallel_size=1, accumulate=1, package="pytorch_lightning"
+    ),
+    "checkpoints": check_checkpoints_are_interchangeable,
+    "evaluation tp2": partial(check_evaluation, tensor_parallel_size=2),
+    "evaluation dp2": partial(check_evaluation, tensor_parallel_size=1),
+    "comm hook": partial(check_unrecognised_model_gets_plain_gradients, launch=None),
+    "comm hook held back": partial(check_unrecognised_model_gets_plain_gradients, launch="end"),
+    "hooks see means": check_reduced_before_hooks_and_in_manual_optimization,
+    "bf16 tp2": partial(check_mixed_precision_trains, tensor_parallel_size=2),
+    "bf16 dp2": partial(check_mixed_precision_trains, tensor_parallel_size=1),
+    "different batches": check_different_batches_are_refused,
+    "settings": check_settings_that_cannot_be,
+    "default callbacks": check_default_callbacks_and_fast_dev_run,
+}
+
+
+@pytest.fixture(scope="module")
+def two_process_failures() -> dict[str, str]:
+    return run_checks(TWO_PROCESSES, num_processes=2)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("name", TWO_PROCESSES)
+def test_two_processes(name: str, two_process_failures: dict[str, str]) -> None:
+    assert not two_process_failures.get(name), two_process_failures[name]
+
+
+@pytest.mark.distributed
+def test_four_processes_two_by_two() -> None:
+    check = partial(check_same_weights, name="bert", tensor_parallel_size=2, accumulate=1)
+    assert run_checks({"bert 2x2": check}, num_processes=4) == {}
