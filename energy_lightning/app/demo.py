@@ -10,7 +10,9 @@ from rich.console import Console
 from energy_lightning.app.outcome import CHOSEN
 from energy_lightning.app.rehearsal import rehearse
 from energy_lightning.app.train import train
-from energy_lightning.report import FrontierPicture, compare, comparison_table, draw_frontier
+from energy_lightning.callbacks.composition import Outcome
+from energy_lightning.report import FrontierPicture, draw_frontier, print_comparison
+from energy_lightning.report.comparison import BASELINE
 from energy_lightning.types import Budget
 from energy_lightning.workload import Workload
 
@@ -57,18 +59,27 @@ def demo(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _show_big_job(console: Console) -> None:
-    outcome = rehearse(Workload.preset(BIG_JOB, **BIG_SIZES), GPU_NAME, BUDGET)
-    rows = compare(outcome.references)
-    title = f"One iteration of {BIG_JOB}, 8 x 4096 tokens, budget {BUDGET}, on 8 x {GPU_NAME}"
-    console.print(comparison_table(rows, title=title, emulated=True, chosen=CHOSEN))
-    picture = FrontierPicture(
-        title=f"{BIG_JOB} on 8 x {GPU_NAME}",
+def big_job() -> Outcome:
+    """Frontiers and reference plans of the big job, all emulated."""
+    return rehearse(Workload.preset(BIG_JOB, **BIG_SIZES), GPU_NAME, BUDGET)
+
+
+def picture_of(outcome: Outcome) -> FrontierPicture:
+    """The big job's frontier."""
+    return FrontierPicture(
+        title=f"One iteration of {BIG_JOB} on 8 x {GPU_NAME}",
         frontiers=outcome.frontiers,
         references={label: point for label, point in outcome.references.items() if label != CHOSEN},
         chosen=outcome.chosen,
         budget=BUDGET,
-        baseline_time_s=outcome.references["max frequency"].time_s,
+        baseline_time_s=outcome.references[BASELINE].time_s,
         emulated=True,
     )
-    console.print(f"Frontier: {draw_frontier(picture, FOLDER / f'{BIG_JOB}.png')}", soft_wrap=True)
+
+
+def _show_big_job(console: Console) -> None:
+    outcome = big_job()
+    title = f"One iteration of {BIG_JOB}, 8 x 4096 tokens, budget {BUDGET}, on 8 x {GPU_NAME}"
+    print_comparison(console, outcome.references, title=title, emulated=True, chosen=CHOSEN)
+    picture = draw_frontier(picture_of(outcome), FOLDER / f"{BIG_JOB}.png")
+    console.print(f"Frontier: {picture}", soft_wrap=True)

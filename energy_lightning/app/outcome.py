@@ -12,7 +12,8 @@ from rich.console import Console
 import energy_lightning
 from energy_lightning.app.folder import RunFolder
 from energy_lightning.frontier import FrontierPoint
-from energy_lightning.report import FrontierPicture, compare, comparison_table, draw_frontier
+from energy_lightning.report import ComparisonRow, FrontierPicture, draw_frontier, print_comparison
+from energy_lightning.report.comparison import BASELINE
 from energy_lightning.types import Budget, Plan
 
 CHOSEN = "kareus"
@@ -104,10 +105,10 @@ def report(
 ) -> None:
     """Print the tables, draw frontier.png and complete summary.json."""
     console = console or Console()
-    rows = compare(outcome.references) if outcome.references else []
-    if rows:
-        title = f"One iteration of {outcome.job_name} on {outcome.device}"
-        console.print(comparison_table(rows, title=title, emulated=outcome.emulated, chosen=CHOSEN))
+    rows: list[ComparisonRow] = []
+    if outcome.references:
+        title = f"One iteration of {outcome.job_name} on {outcome.device}, budget {outcome.budget}"
+        rows = print_comparison(console, outcome.references, title=title, emulated=outcome.emulated, chosen=CHOSEN)
         draw_frontier(_picture(outcome), folder.frontier_picture)
         console.print(f"Frontier: {folder.frontier_picture}")
     for name, value in after.items():
@@ -134,6 +135,6 @@ def _picture(outcome: RunOutcome) -> FrontierPicture:
         references={label: point for label, point in outcome.references.items() if label != CHOSEN},
         chosen=outcome.references.get(CHOSEN),
         budget=outcome.budget,
-        baseline_time_s=outcome.references["max frequency"].time_s,
+        baseline_time_s=outcome.references[BASELINE].time_s,
         emulated=outcome.emulated,
     )

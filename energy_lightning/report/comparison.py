@@ -67,27 +67,31 @@ def _change(value: float, reference: float) -> float:
 
 
 def describe_plan(plan: Plan) -> str:
-    """A line for each phase of a single-stage plan; for a pipeline, its stages and range of clocks."""
+    """Clocks and execution modes: one line, or one for each phase where they differ; a pipeline's range of clocks."""
     if len(plan.stages) > 1:
         clocks = sorted({phase.frequency_mhz for stage in plan.stages for phase in stage if phase.frequency_mhz})
         span = f"{clocks[0]} to {clocks[-1]} MHz" if clocks else "clocks as they are"
         return f"{len(plan.stages)} pipeline stages, {span}"
     forward, backward = _describe_phase(plan.forward), _describe_phase(plan.backward)
-    if forward == backward:
-        return f"forward and backward: {forward}"
-    return f"forward: {forward}\nbackward: {backward}"
+    return forward if forward == backward else f"forward: {forward}\nbackward: {backward}"
 
 
 def _describe_phase(phase: PhasePlan) -> str:
     clock = "clock as it is" if phase.frequency_mhz is None else f"{phase.frequency_mhz} MHz"
-    if not phase.nanobatched:
-        return f"{clock}, sequential"
-    launches = [
-        f"{key} {_describe_schedule(schedule)}"
+    return f"{clock}, {'two nanobatches' if phase.nanobatched else 'sequential'}"
+
+
+def describe_schedules(plan: Plan) -> str:
+    """How the collectives of a single-stage plan's nanobatched phases are launched; "" where there are none."""
+    if len(plan.stages) > 1:
+        return ""
+    described = [
+        f"{key}: {_describe_schedule(schedule)}"
+        for phase in (plan.forward, plan.backward)
+        if phase.nanobatched
         for key, schedule in phase.schedules.items()
-        if schedule.launch is not None or schedule.sm_count is not None
     ]
-    return ", ".join([clock, "two nanobatches", *launches])
+    return "; ".join(described)
 
 
 def _describe_schedule(schedule: Schedule) -> str:

@@ -13,7 +13,7 @@ from energy_lightning.types import Budget
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLOURS = ("#0072b2", "#999999", "#009e73", "#d55e00", "#cc79a7")  # Okabe and Ito (2008): told apart by all readers
+_COLOURS = ("#999999", "#0072b2", "#009e73", "#d55e00", "#cc79a7")  # Okabe and Ito (2008): told apart by all readers
 _MARKERS = ("o", "s", "^", "D", "v")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from pathlib import Path
@@ -15,7 +16,9 @@ from energy_lightning.report import (
     compare,
     comparison_table,
     describe_plan,
+    describe_schedules,
     draw_frontier,
+    print_comparison,
     read_summary,
     write_json,
 )
@@ -42,26 +45,25 @@ def test_changes_are_relative_to_the_baseline_and_ties_are_none() -> None:
 
 
 def test_a_plan_in_words() -> None:
-    assert describe_plan(Plan.sequential(1410)) == "forward and backward: 1410 MHz, sequential"
-    assert describe_plan(Plan.sequential()) == "forward and backward: clock as it is, sequential"
-    forward, backward = describe_plan(OVERLAPPED).splitlines()
-    assert forward == (
-        "forward: 1260 MHz, two nanobatches, fwd_attn 8 SMs beside linear_0, fwd_mlp 6 SMs, not overlapped"
-    )
-    assert backward == "backward: 1200 MHz, sequential"
+    assert describe_plan(Plan.sequential(1410)) == "1410 MHz, sequential"
+    assert describe_plan(Plan.sequential()) == "clock as it is, sequential"
+    assert describe_plan(OVERLAPPED) == "forward: 1260 MHz, two nanobatches\nbackward: 1200 MHz, sequential"
+    assert describe_schedules(OVERLAPPED) == "fwd_attn: 8 SMs beside linear_0; fwd_mlp: 6 SMs, not overlapped"
     pipeline = Plan.from_stage_frequencies([[("forward", 1410)], [("forward", 1200), ("backward", 1300)]])
     assert describe_plan(pipeline) == "2 pipeline stages, 1200 to 1410 MHz"
+    assert describe_schedules(pipeline) == ""
 
 
-def test_emulated_tables_say_so() -> None:
-    console = Console(width=140, record=True, file=open("/dev/null", "w"))  # noqa: SIM115 - closed with the process
-    console.print(comparison_table(compare(PLANS), title="One iteration", emulated=True, chosen="kareus"))
+@pytest.mark.parametrize("width", [80, 140])
+def test_emulated_tables_say_so(width: int) -> None:
+    console = Console(width=width, record=True, file=io.StringIO())
+    print_comparison(console, PLANS, title="One iteration", emulated=True, chosen="kareus")
     text = console.export_text()
     assert "One iteration (EMULATED)" in text
     assert "-25.0%" in text
-    assert "fwd_attn 8 SMs beside linear_0" in text
-    measured = comparison_table(compare(PLANS), title="One iteration", emulated=False)
-    assert measured.title == "One iteration"
+    assert "fwd_attn: 8 SMs beside linear_0" in text
+    assert len(text.splitlines()) <= 14, "readable in a narrow terminal"
+    assert comparison_table(compare(PLANS), title="One iteration", emulated=False).title == "One iteration"
 
 
 @pytest.mark.parametrize(
