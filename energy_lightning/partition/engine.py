@@ -23,7 +23,7 @@ from energy_lightning.partition.lanes import Lane, PhaseSchedules
 from energy_lightning.partition.layer_list import OnlyThroughEngine, put_runner_in
 from energy_lightning.partition.plain import run_plain
 from energy_lightning.partition.random import put_in_step
-from energy_lightning.partition.recognition import BlockStack, check_tensor_parallel_size, require_stacks
+from energy_lightning.partition.recognition import BlockStack, check_tensor_parallel_size, require_stacks, unknown_part
 from energy_lightning.partition.sharding import shard_stack
 from energy_lightning.partition.tracing import TraceEvent
 from energy_lightning.types import PhasePlan, Plan, PlanError
@@ -84,6 +84,7 @@ class PartitionEngine:
         for stack in self.stacks:
             runner = _StackRunner(self, stack)
             put_runner_in(stack.owner, stack.row.layers_attribute, runner)
+        self._modules = {stack.path: tuple(stack.layers.modules()) for stack in self.stacks}
 
     @property
     def plan(self) -> Plan:
@@ -118,14 +119,26 @@ class PartitionEngine:
         nanobatched = self._nanobatches(hidden, call)
         if self._collectives is None and not nanobatched:
             return self._run_plain(stack, hidden, args, kwargs)
-        if obstacle := _obstacle(stack, call):
-            if self._collectives is not None:
-                raise ExecutionError(f"{stack.path} is tensor-parallel and runs partitioned only, but {obstacle}")
-            self._warn_once(f"{stack.path} runs its plain layers, not nanobatches: {obstacle}")
+        obstacle = _obstacle(stack, call) or self._changes(stack)
+        hook = foreign_hook(self._modules[stack.path])
+        if self._collectives is None and (obstacle or hook):
+            self._warn_once(f"{stack.path} runs its plain layers, not nanobatches: {obstacle or hook}")
             return self._run_plain(stack, hidden, args, kwargs)
-        if hook := foreign_hook(stack.layers.modules()):
+        if obstacle:
+            raise ExecutionError(f"{stack.path} is tensor-parallel and runs partitioned only, but {obstacle}")
+        if hook:
             self._warn_once(f"{stack.path} runs partitioned, which leaves out {hook}")
         return self._run_partitioned(stack, hidden, call, num_nanobatches=1 + nanobatched)
+
+    def _changes(self, stack: BlockStack) -> str | None:
+        """What has been changed in the layers since they were recognised, if it is unknown to the engine."""
+        modules = tuple(stack.layers.modules())
+        if modules == self._modules[stack.path]:
+            return None
+        if change := unknown_part(stack.row, stack.layers):
+            return change
+        self._modules[stack.path] = modules
+        return None
 
     def _nanobatches(self, hidden: Tensor, call: BlockCall) -> bool:
         """Whether this forward runs as two nanobatches."""

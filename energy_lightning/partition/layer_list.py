@@ -31,7 +31,8 @@ class PartitionedLayers(nn.ModuleList):
 
     def __getitem__(self, index: Any) -> Any:
         if not self.running:
-            return super().__getitem__(index)
+            layers = list(self.children())
+            return nn.ModuleList(layers[index]) if isinstance(index, slice) else super().__getitem__(index)
         if isinstance(index, slice) and len(range(*index.indices(len(self)))) == len(self):
             return list(self)
         raise ExecutionError(f"the partition engine runs all {len(self)} layers of a stack, asked for {index}")

@@ -84,10 +84,11 @@ def _candidates(model: nn.Module) -> Iterator[tuple[BlockStack, str | None]]:
             continue
         full_path = f"{path}.{row.layers_attribute}" if path else row.layers_attribute
         stack = BlockStack(full_path, row.name, module.config, len(layers), module)
-        yield stack, _obstacle(row, layers)
+        yield stack, unknown_part(row, layers)
 
 
-def _obstacle(row: Architecture, layers: nn.ModuleList) -> str | None:
+def unknown_part(row: Architecture, layers: nn.ModuleList) -> str | None:
+    """The first part of `layers` that is not as the engine knows it, or None."""
     if not len(layers):
         return "it has no layers"
     for index, layer in enumerate(layers.children()):
