@@ -106,10 +106,12 @@ def gather_rows(trainer: Any, values: Sequence[float]) -> list[list[float]]:
     if trainer.world_size == 1:
         return [list(values)]
     import torch
+    import torch.distributed as dist
 
-    tensor = torch.tensor(values, dtype=torch.float64, device=trainer.strategy.root_device)
-    gathered: list[list[float]] = trainer.strategy.all_gather(tensor).reshape(-1, len(values)).tolist()
-    return gathered
+    own = torch.tensor(values, dtype=torch.float64, device=trainer.strategy.root_device)
+    rows = [torch.empty_like(own) for _ in range(trainer.world_size)]
+    dist.all_gather(rows, own)
+    return [row.tolist() for row in rows]
 
 
 def gpu_identity(device: Device | None, rank: int) -> float:

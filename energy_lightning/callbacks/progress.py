@@ -29,9 +29,11 @@ class ProfilingProgress:
         """Show how far profiling is; `num_remaining` is an upper bound and may fall faster than `num_done` rises."""
         if self._rich is not None:
             self._rich.update(self._task, completed=num_done, total=num_done + num_remaining, visible=True)
+            self._rich.refresh()
         if self._tqdm is not None:
             self._tqdm.total = num_done + num_remaining
             self._tqdm.update(num_done - self._tqdm.n)
+            self._tqdm.refresh()  # updates are rare: show each
 
     def close(self) -> None:
         """Take the bar away; idempotent."""
