@@ -102,7 +102,9 @@ class EnergyMonitorMixin:
         metrics = {"total_time_s": self.total.time_s}
         if self._has_energy:
             metrics["total_energy_j"] = self.total.energy_j
-        pl_module.log_dict(self._named(metrics), on_step=False, on_epoch=True, batch_size=1)
+        # Summed already: with both flags Lightning neither reduces again nor recommends that it should.
+        options = {"on_step": False, "on_epoch": True, "sync_dist": True, "rank_zero_only": True, "batch_size": 1}
+        pl_module.log_dict(self._named(metrics), **options)
         say(trainer, self.summary(trainer.current_epoch))
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
