@@ -143,7 +143,13 @@ def _validate(job: Job) -> dict[str, float]:
 
 
 def _quieten() -> None:
-    """Advice of Lightning's that does not apply: the rows are tensors in memory, no worker would load them faster."""
-    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-    warnings.filterwarnings("ignore", message=".*exists and is not empty.*")
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
+    """Leave out what a user of the command line can do nothing about."""
+    for message in (
+        ".*does not have many workers.*",  # the rows are tensors in memory: no worker would load them faster
+        ".*exists and is not empty.*",  # going on in a run's folder is meant
+        ".*isinstance\\(treespec, LeafSpec\\).*",  # between Lightning and torch
+        ".*sync_dist=True.*",  # energy totals are summed over ranks before they are logged
+    ):
+        warnings.filterwarnings("ignore", message=message)
+    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.distributed"):
+        logging.getLogger(name).setLevel(logging.WARNING)

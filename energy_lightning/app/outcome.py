@@ -17,6 +17,7 @@ from energy_lightning.report.comparison import BASELINE
 from energy_lightning.types import Budget, Plan
 
 CHOSEN = "kareus"
+EMULATED_SUFFIX = " (emulated)"  # tables and pictures say it in their own way
 _ENERGY_METRICS = ("total_energy_j", "total_time_s")
 
 
@@ -74,7 +75,7 @@ class OutcomeRecorder(Callback):
         found = optimizers[0].outcome if optimizers else None
         device, workload = strategy.device, strategy.workload
         self.outcome = RunOutcome(
-            device=None if device is None else device.name,
+            device=None if device is None else device.name.removesuffix(EMULATED_SUFFIX),
             emulated=device is not None and device.emulated,
             workload=None if workload is None else workload.key(),
             rehearsed=strategy.rehearsing,

@@ -39,7 +39,9 @@ def train(arguments: Sequence[str]) -> int:
     overrides, user_folder = split_flags(expanded)
     check_overrides(overrides, [folder, *([user_folder] if user_folder else [])])
     with torchrun.announcing(os.environ) as announce:
-        statuses = run_hydra(expanded, lambda config, path: run_job(config, path, announce))
+        # Hydra's parser takes overrides on one side of its flags only.
+        flags = [argument for argument in expanded if argument not in overrides]
+        statuses = run_hydra([*flags, *overrides], lambda config, path: run_job(config, path, announce))
     if len(statuses) > 1:
         for path, status in statuses.items():
             print(f"{status:>11}  {path}")
