@@ -83,14 +83,15 @@ class WindowSettings:
         cool_down_s: idle time after it, so that one window's heat does not raise the leakage of the next.
         warmup_runs: executions before the window; they also tell how long one takes.
         max_retries: further tries when the clock is not the one asked for, or the energy reading is void.
-        clock_tolerance_mhz: how far the clock seen may lie from the clock asked for.
+        clock_tolerance_mhz: how far the clock seen may lie from the clock asked for; half of NVIDIA's 15 MHz steps, so
+            that a neighbouring clock does not pass for the one asked for.
     """
 
     window_s: float = 5.0
     cool_down_s: float = 5.0
     warmup_runs: int = 5
     max_retries: int = 2
-    clock_tolerance_mhz: int = 15
+    clock_tolerance_mhz: int = 7
 
     def __post_init__(self) -> None:
         if not (0.0 < self.window_s < math.inf and 0.0 <= self.cool_down_s < math.inf):  # NaN fails too

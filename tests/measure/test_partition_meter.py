@@ -47,6 +47,12 @@ def test_a_clock_that_cannot_be_had_is_unreachable_after_bounded_retries() -> No
     assert device.calls.count(("lock", 1410)) == 4
 
 
+def test_the_neighbouring_clock_does_not_pass_for_the_one_asked_for() -> None:
+    device = ScriptedDevice((1380, 1395, 1410), clock_cap_mhz=1395)
+    measured = meter_on(device).measure(PARTITION, PartitionConfig("fwd_attn", 1410))
+    assert measured.invalid_reason == "unreachable: asked for 1410 MHz, seen 1395 MHz"
+
+
 def test_a_void_window_is_measured_again() -> None:
     device = ScriptedDevice()
     num_runs = 0
