@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 from energy_lightning.device import Device
 from energy_lightning.emulation import GPU
 from energy_lightning.measure import check_plan, describe_run
-from energy_lightning.parallel.comm_hook import GradBucketState
 from energy_lightning.partition import find_stacks
 from energy_lightning.strategy_parts.default_callbacks import add_missing_callbacks, check_callback_options
 from energy_lightning.strategy_parts.job import Job, own_workload
@@ -89,7 +88,6 @@ class KareusMixin(_Base):
         check_callback_options(self.settings.callback_options, self.callback_types)
         check_ddp_options(ddp_options, type(self))
         super().__init__(**{"bucket_cap_mb": _DEFAULT_BUCKET_CAP_MB, **ddp_options})
-        self._grad_buckets = GradBucketState()
         self._job: Job | None = None
         self._output_dir = self.settings.output_dir
 
@@ -168,11 +166,12 @@ class KareusMixin(_Base):
         if self._job is None:
             raise StrategyError("apply_plan needs a running fit")
         if len(plan.stages) == 1:
-            self._grad_buckets.schedule = plan.backward.schedules.get("grad_bucket", Schedule())
-            self._apply_to_engine(plan)
+            self._apply_to_model(plan)
         self._job.plan = plan
 
-    def _apply_to_engine(self, plan: Plan) -> None:
+    def _apply_to_model(self, plan: Plan) -> None:
+        if self._grad_buckets is not None:
+            self._grad_buckets.schedule = plan.backward.schedules.get("grad_bucket", Schedule())
         if self._execution is None:
             return
         try:

@@ -2,8 +2,8 @@
 
     buffer:  | grad of p0 | pad | grad of p1 | pad | ... | flags: one number per parameter |
 
-A flag is 1 where this rank has a gradient. After a sum over the ranks a flag of 0 means that nobody used the parameter:
-its `.grad` then stays None, as it would in a single process, and the optimizer skips it.
+A flag is 1 where this rank has a gradient. Once averaged over the ranks, a flag of 0 means that nobody used the
+parameter: its `.grad` then stays None, as it would in a single process, and the optimizer skips it.
 """
 
 from __future__ import annotations
@@ -75,14 +75,12 @@ class GradientBucket:
                 flags[index] = 0
 
     @torch.no_grad()
-    def expose(self, num_ranks: int) -> None:
-        """Turn the reduced sums into means and make them the parameters' gradients.
+    def expose(self) -> None:
+        """Make what the buffer holds now, the means over the ranks, the parameters' gradients.
 
         The flags are read (a synchronisation on GPUs) only if this rank has parameters without a gradient.
         """
-        buffer, views, flags = self._allocated()
-        if num_ranks > 1:
-            buffer.div_(num_ranks)
+        _, views, flags = self._allocated()
         unused = [parameter.grad is None for parameter in self.parameters]
         used_somewhere = flags.tolist() if any(unused) else [1.0] * len(self.parameters)
         for parameter, view, flag in zip(self.parameters, views, used_somewhere, strict=True):

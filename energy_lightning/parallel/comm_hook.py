@@ -4,17 +4,17 @@ DDP takes one hook per instance, so a new schedule is set on the hook's state. (
 compares the hook's annotations with classes.)
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from energy_lightning.collectives import Collectives, Handle
+from energy_lightning.parallel.reducer import HELD_BACK, start_mean
 from energy_lightning.types import Schedule
 
-HELD_BACK = "end"
-"""`Schedule.launch` of a `grad_bucket`: reduce when backward is over. Any other value: as soon as a bucket is full."""
+_Future = torch.futures.Future[Tensor]
 
 
 @dataclass
@@ -22,38 +22,48 @@ class GradBucketState:
     """What the hook needs besides the bucket.
 
     Attributes:
-        group: the data-parallel process group (None: all ranks).
+        collectives: over all replicas.
         schedule: how the buckets are reduced from the next backward on.
-        start: starts a summing all-reduce of a flat tensor under a schedule and returns its future.
     """
 
-    group: dist.ProcessGroup | None = None
+    collectives: Collectives
     schedule: Schedule = field(default_factory=Schedule)
-    start: Callable[[Tensor, Schedule], "torch.futures.Future[list[Tensor]]"] | None = None
-    _held: list[tuple[Tensor, "torch.futures.Future[Tensor]"]] = field(default_factory=list)
+    _running: list[tuple[Handle, _Future]] = field(default_factory=list)
+    _held: list[tuple[Tensor, _Future]] = field(default_factory=list)
 
-    def reduce(self, buffer: Tensor) -> "torch.futures.Future[Tensor]":
-        """Start the averaging of `buffer` in place; the future gives `buffer`."""
-        num_ranks = dist.get_world_size(self.group)
-        if self.start is not None:
-            summed = self.start(buffer, self.schedule)
+    def begin(self) -> None:
+        """A new backward: forget what one that failed has left."""
+        self._running, self._held = [], []
+
+    def add(self, buffer: Tensor, future: _Future) -> None:
+        """A full bucket: start its reduction, or hold it back."""
+        if self.schedule.launch == HELD_BACK:
+            self._held.append((buffer, future))
         else:
-            summed = dist.all_reduce(buffer, group=self.group, async_op=True).get_future()
-        return summed.then(lambda _: buffer.div_(num_ranks))
+            self._running.append((start_mean(self.collectives, buffer, self.schedule), future))
+
+    def finish(self) -> None:
+        """The last bucket is full: start what was held back, and complete every future."""
+        for buffer, future in self._held:
+            self._running.append((start_mean(self.collectives, buffer, self.schedule), future))
+        for handle, future in self._running:
+            future.set_result(handle.wait())
+        self.begin()
 
 
 def grad_bucket_hook(
     state: GradBucketState,
     bucket: dist.GradBucket,  # type: ignore[name-defined]  # DDP looks this parameter up by its name
-) -> torch.futures.Future[Tensor]:
-    """Average one bucket over the replicas, at the time that the state's schedule asks for."""
-    if state.schedule.launch != HELD_BACK:
-        return state.reduce(bucket.buffer())
-    future: torch.futures.Future[Tensor] = torch.futures.Future()
-    state._held.append((bucket.buffer(), future))
+) -> _Future:
+    """Average one bucket over the replicas, at the time that the state's schedule asks for.
+
+    The futures are completed together with the last bucket's, when DDP would wait for them anyway.
+    """
+    buffer: Tensor = bucket.buffer()
+    future: _Future = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
+    if bucket.index() == 0:
+        state.begin()
+    state.add(buffer, future)
     if bucket.is_last():
-        held, state._held = state._held, []
-        for buffer, waiting in held:
-            reduced = state.reduce(buffer)
-            waiting.set_result(reduced.wait())
+        state.finish()
     return future

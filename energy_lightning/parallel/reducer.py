@@ -9,8 +9,7 @@ rank thus issues the same collectives in the same order, even where ranks use di
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -18,27 +17,23 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.utils.hooks import RemovableHandle
 
+from energy_lightning.collectives import Collectives, Handle
 from energy_lightning.parallel.buckets import GradientBucket, make_buckets
-from energy_lightning.types import StrategyError
+from energy_lightning.types import Schedule, StrategyError
 
-
-class Handle(Protocol):
-    """A collective that has been started."""
-
-    def wait(self) -> object:
-        """Return when the result may be used (on a GPU: order the current stream after it)."""
+HELD_BACK = "end"
+"""`Schedule.launch` of a `grad_bucket`: reduce when backward is over. Any other value: as soon as a bucket is full."""
 
 
 class GradientReducer:
-    """Averages the gradients of `parameters` over the ranks of `group`.
+    """Averages the gradients of `parameters` over the ranks of `collectives`.
 
     Args:
         parameters: those that may get gradients, in forward order; the same on every rank.
         announced: those among them whose gradients are announced by `mark_ready` (the engine's blocks); the others
             announce themselves when autograd has accumulated their gradient.
-        group: the data-parallel process group.
+        collectives: over the replicas.
         bucket_cap_bytes: size of a bucket; larger parameters get one of their own.
-        all_reduce: starts a summing all-reduce of a flat tensor over the group; replaces the group's own.
     """
 
     def __init__(
@@ -46,17 +41,15 @@ class GradientReducer:
         parameters: Iterable[nn.Parameter],
         *,
         announced: Iterable[nn.Parameter] = (),
-        group: dist.ProcessGroup,
+        collectives: Collectives,
         bucket_cap_bytes: int,
-        all_reduce: Callable[[Tensor], Handle] | None = None,
     ) -> None:
         self._parameters = tuple(dict.fromkeys(parameters))
         self._announced = frozenset(announced)
-        self._num_ranks = dist.get_world_size(group)
-        self._all_reduce = all_reduce or (lambda tensor: dist.all_reduce(tensor, group=group, async_op=True))
+        self._collectives = collectives
         self._cap_bytes = bucket_cap_bytes
-        self.held_back = False
-        """Whether buckets wait for the end of backward instead of being reduced beside it."""
+        self.schedule = Schedule()
+        """SMs that a reduction gets, and whether it waits for the end of backward (`HELD_BACK`)."""
         self._active = False
         self._hooks: list[RemovableHandle] = []
         self._build()
@@ -120,7 +113,7 @@ class GradientReducer:
             if parameter not in self._ready:
                 self._ready.add(parameter)
                 self._num_missing[index] -= 1
-        if not self.held_back:
+        if self.schedule.launch != HELD_BACK:
             self._launch_full()
 
     def _launch_full(self) -> None:
@@ -130,7 +123,7 @@ class GradientReducer:
     def _launch_next(self) -> None:
         bucket = self.buckets[self._num_launched]
         bucket.fill()
-        self._handles.append(self._all_reduce(bucket.buffer))
+        self._handles.append(start_mean(self._collectives, bucket.buffer, self.schedule))
         self._num_launched += 1
 
     def _finish(self) -> None:
@@ -139,8 +132,15 @@ class GradientReducer:
             self._launch_next()
         for bucket, handle in zip(self.buckets, self._handles, strict=True):
             handle.wait()
-            bucket.expose(self._num_ranks)
+            bucket.expose()
         self._active = False
+
+
+def start_mean(collectives: Collectives, buffer: Tensor, schedule: Schedule) -> Handle:
+    """Start the averaging of a flat tensor over the replicas, in place, under a schedule."""
+    return collectives.all_reduce(
+        buffer, average=True, sm_count=schedule.sm_count, block_threads=schedule.block_threads
+    )
 
 
 @torch.no_grad()

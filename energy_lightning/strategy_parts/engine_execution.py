@@ -10,12 +10,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from energy_lightning.collectives import select_collectives
 from energy_lightning.parallel.clipping import clip_grad_norm
-from energy_lightning.parallel.comm_hook import HELD_BACK
 from energy_lightning.parallel.reducer import GradientReducer, broadcast_module
 from energy_lightning.partition import find_stacks, install, sharding
 from energy_lightning.partition.removal import remove_engine
-from energy_lightning.types import Plan
+from energy_lightning.types import Plan, Schedule
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -57,7 +57,7 @@ class EngineExecution:
             self.reducer = GradientReducer(
                 module.parameters(),
                 announced=[p for path in paths for p in module.get_submodule(path).parameters()],
-                group=data_parallel_group,
+                collectives=select_collectives("auto", data_parallel_group),
                 bucket_cap_bytes=bucket_cap_bytes,
             )
             self.engine.on_gradients_ready = self.reducer.mark_ready
@@ -80,9 +80,8 @@ class EngineExecution:
     def apply(self, plan: Plan) -> None:
         """Use the plan's schedules from the next step on. Raises PlanError where the plan does not fit the blocks."""
         self.engine.apply(plan)
-        schedule = plan.backward.schedules.get("grad_bucket")
         if self.reducer is not None:
-            self.reducer.held_back = schedule is not None and schedule.launch == HELD_BACK
+            self.reducer.schedule = plan.backward.schedules.get("grad_bucket", Schedule())
 
     def clip_grad_norm(self, parameters: Any, max_norm: float) -> Tensor:
         """Like torch's, with the norm over all shards. Collective over the tensor-parallel group."""

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from energy_lightning.collectives import select_collectives
 from energy_lightning.parallel.batches import check_same_batch
 from energy_lightning.parallel.comm_hook import GradBucketState, grad_bucket_hook
 from energy_lightning.parallel.layout import MESH_DIM_NAMES, ParallelLayout
@@ -42,7 +43,7 @@ class ParallelExecutionMixin(_Base):
     """Dimensions ("data_parallel", "tensor_parallel"); None before the processes have met."""
     _layout: ParallelLayout | None = None
     _execution: EngineExecution | None = None
-    _grad_buckets: GradBucketState
+    _grad_buckets: GradBucketState | None = None
     _failed = False
     _num_checked_batches = 0
 
@@ -123,6 +124,7 @@ class ParallelExecutionMixin(_Base):
         if self._ddp_comm_hook is not None:  # the user's own
             super()._register_ddp_hooks()
         elif isinstance(self.model, DistributedDataParallel):
+            self._grad_buckets = GradBucketState(select_collectives("auto"))
             self.model.register_comm_hook(self._grad_buckets, grad_bucket_hook)
 
     def _module(self) -> nn.Module:
@@ -200,4 +202,5 @@ class ParallelExecutionMixin(_Base):
             vars(self.precision_plugin).pop("clip_grad_by_norm", None)
             self._execution.close(restore=not self._failed)
             self._execution = None
+        self._grad_buckets = None
         super().teardown()
