@@ -56,7 +56,8 @@ class EnergyMonitorMixin:
         self._meter: EnergyMeter | None = None
         self._window, self._window_steps, self._window_s = EnergyTotal(), 0, 0.0
         self._left_out, self._last_global_step = EnergyTotal(), 0
-        self._before = EnergyTotal()  # of the whole job, as of the checkpoint resumed from
+        self._before = EnergyTotal()  # of the whole job, when this fit began
+        self._started = False
         self.own = EnergyTotal()
         """This GPU's steps since training began here."""
         self.total = EnergyTotal()
@@ -78,7 +79,8 @@ class EnergyMonitorMixin:
         )
         if self._monitored.note:
             say(trainer, self._monitored.note)
-        self._last_global_step, self.own = trainer.global_step, EnergyTotal()
+        self._last_global_step, self.own, self._before = trainer.global_step, EnergyTotal(), self.total
+        self._started = True
         with degrading(lambda line: self._give_up(trainer, line)):
             self._open(trainer, self._monitored.device)
 
@@ -95,8 +97,8 @@ class EnergyMonitorMixin:
             self._count(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Totals over all GPUs, and one line."""
-        if self._meter is None:
+        """Totals over all GPUs, and one line. Collective, also where this rank's readings have ended."""
+        if not self._started:
             return
         self._reduce(trainer)
         metrics = {"total_time_s": self.total.time_s}
@@ -119,7 +121,7 @@ class EnergyMonitorMixin:
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """The checkpoint holds the whole job's totals, whichever rank writes it. Collective."""
-        if self._meter is not None and "callbacks" in checkpoint:
+        if self._started and "callbacks" in checkpoint:
             self._reduce(trainer)
             checkpoint["callbacks"][self.state_key] = self.state_dict()  # type: ignore[attr-defined]
 
@@ -144,8 +146,8 @@ class EnergyMonitorMixin:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Totals go on from these."""
         self.num_steps = int(state_dict["num_steps"])
-        values = (float(state_dict["energy_j"]), float(state_dict["time_s"]), bool(state_dict["complete"]))
-        self._before, self.total = EnergyTotal(*values), EnergyTotal(*values)
+        energy_j, time_s = float(state_dict["energy_j"]), float(state_dict["time_s"])
+        self.total = EnergyTotal(energy_j, time_s, bool(state_dict["complete"]))
 
     # what they do
 
@@ -231,15 +233,20 @@ class EnergyMonitorMixin:
 
     def _give_up(self, trainer: Any, line: str) -> None:
         say(trainer, f"energy is no longer monitored, training goes on: {line}")
-        self._close()
+        self.own.complete = False
+        self._close_meter()
 
     def _close(self) -> None:
-        if self._meter is not None:
-            self._meter.close()
-            self._meter = None
+        self._started = False
+        self._close_meter()
         if self._monitored is not None and self._monitored.owned:
             self._monitored.device.close()
             self._monitored = None
+
+    def _close_meter(self) -> None:
+        if self._meter is not None:
+            self._meter.close()
+            self._meter = None
 
 
 def _spent_in_profiling(trainer: Any) -> EnergyTotal:

@@ -9,7 +9,7 @@ from energy_lightning.callbacks.frontier_optimizer import FrontierOptimizerMixin
 from energy_lightning.callbacks.job import JobStrategy, degrading, find_callback, job_of, say
 from energy_lightning.device import Device
 from energy_lightning.measure import EnergyMeter
-from energy_lightning.types import EnergyLightningError, Phase, Plan
+from energy_lightning.types import EnergyLightningError, Phase, Plan, PlanError
 
 
 class FrequencyControllerMixin:
@@ -60,8 +60,9 @@ class FrequencyControllerMixin:
             return
         with degrading(lambda line: self._give_up(trainer, line)):
             self._adopt(trainer, job)
-            self._open_step()
-            self._enter("forward")
+            if self._active:
+                self._open_step()
+                self._enter("forward")
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         """The backward's clock."""
@@ -104,7 +105,11 @@ class FrequencyControllerMixin:
         if wanted is None or wanted is self.plan:
             return
         if wanted is not job.applied_plan:
-            job.apply_plan(wanted)
+            try:
+                job.apply_plan(wanted)
+            except PlanError as error:  # a plan of ours: not the user's mistake
+                self._give_up(trainer, str(error))
+                return
         self.plan = wanted
         num_microbatches = 1 if job.workload is None else job.workload.num_microbatches
         if trainer.accumulate_grad_batches == num_microbatches and self._device is not None:

@@ -94,6 +94,7 @@ class FrontierOptimizerMixin:
                 f"FrontierOptimizer needs the strategy 'kareus', got {type(trainer.strategy).__name__}; "
                 "remove it from the callbacks, or use Trainer(strategy='kareus')"
             )
+        self._restored, self.outcome = self.state_dict() or None, None  # a fit with another model may follow
         log = AppendLog(job.output_dir / MEASUREMENTS_FILE, what="the measurements in it")
         on_rank_zero(trainer, lambda: len(log.read()))
 
@@ -109,13 +110,17 @@ class FrontierOptimizerMixin:
 
     # PartitionProfiler's side; each of these is called on every rank
 
-    def begin(self, trainer: Any, job: JobStrategy) -> None:
-        """The job's shape is known: take up a restored decision, or open the store and prepare the search."""
+    def recall(self, job: JobStrategy) -> bool:
+        """The job's shape is known: take up an earlier decision if it was made for the same job on the same GPU."""
         self._run_hash = run_hash(job.run_key())
         restored, self._restored = self._restored, None
-        if restored is not None and restored.get("run") == self._run_hash:
-            self.outcome, self.history = outcome_from_dict(restored["outcome"]), list(restored["history"])
-            return
+        if restored is None or restored.get("run") != self._run_hash:
+            return False
+        self.outcome, self.history = outcome_from_dict(restored["outcome"]), list(restored["history"])
+        return True
+
+    def begin(self, trainer: Any, job: JobStrategy) -> None:
+        """Open the store and prepare the search."""
         on_rank_zero(trainer, lambda: self._open_search(job))
 
     def requests(self, trainer: Any, limit: Callable[[int], int]) -> list[Request] | None:

@@ -68,7 +68,8 @@ class PartitionProfilerMixin:
         self._rng = np.random.default_rng(seed)
         self._meter: PartitionMeter | None = None
         self._progress: ProfilingProgress | None = None
-        self._active, self._num_steps, self._last_global_step, self._last_step = False, 0, 0, 0
+        self._active = self._begun = False
+        self._num_steps = self._last_global_step = self._last_step = 0
         self.num_measured = 0
         self.spent = EnergyTotal()
         """Time and energy of this GPU that went into profiling, on the device's clock."""
@@ -78,7 +79,7 @@ class PartitionProfilerMixin:
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Find out whether there is anything to profile, and until which step."""
         job, optimizer = job_of(trainer), find_callback(trainer, FrontierOptimizerMixin)
-        self._num_steps, self._last_global_step = 0, trainer.global_step
+        self._begun, self._num_steps, self._last_global_step = False, 0, trainer.global_step
         self._active = job is not None and optimizer is not None and job.plan is None
         if not self._active:
             return
@@ -93,12 +94,15 @@ class PartitionProfilerMixin:
         self._last_global_step = trainer.global_step
         self._num_steps += 1
         job, optimizer = job_of(trainer), find_callback(trainer, FrontierOptimizerMixin)
-        if self._num_steps <= self._warmup_steps or job is None or optimizer is None:
+        if job is None or optimizer is None:
             return
-        if self._meter is None:
-            with degrading(lambda line: self._give_up(trainer, line), raising=(MeasurementError,)):
+        with degrading(lambda line: self._give_up(trainer, line), raising=(MeasurementError,)):
+            if self._num_steps == 1 and _why_not(job) is None and optimizer.recall(job):
+                say(trainer, "the plan found earlier for this job is used; nothing is measured again")
+                self._finish()
+            elif self._num_steps > self._warmup_steps and not self._begun:
                 self._begin(trainer, job, optimizer)
-        if self._meter is not None:
+        if self._active and self._begun:
             with degrading(lambda line: self._give_up(trainer, line)):
                 self._profile(trainer, job, optimizer)
 
@@ -107,7 +111,7 @@ class PartitionProfilerMixin:
         job, optimizer = job_of(trainer), find_callback(trainer, FrontierOptimizerMixin)
         if not self._active or job is None or optimizer is None:
             return
-        if self._meter is None:
+        if not self._begun:
             say(
                 trainer, f"training ended before profiling began ({self._warmup_steps} warm-up steps); no plan was made"
             )
@@ -134,22 +138,25 @@ class PartitionProfilerMixin:
             self._give_up(trainer, fault)
             return
         optimizer.begin(trainer, job)
-        if optimizer.outcome is not None:
-            say(trainer, "the plan of the checkpoint is used; nothing is measured again")
-            self._finish()
-            return
+        device: Any = job.device
+        self._progress = ProfilingProgress(trainer, f"Profiling on {device.name}")
+        self._begun = True
+
+    def _open_meter(self, job: JobStrategy) -> PartitionMeter:
         device: Any = job.device
         runner = EmulatedRunner(device) if device.emulated else getattr(job, "partition_runner")  # noqa: B009
         refresh_s = probe_refresh_s(device) if device.energy_source == "counter" else 0.0
-        self._meter = PartitionMeter(device, runner, self._windows, refresh_s=refresh_s)
-        self._progress = ProfilingProgress(trainer, f"Profiling on {device.name}")
+        return PartitionMeter(device, runner, self._windows, refresh_s=refresh_s)
 
     def _profile(self, trainer: Any, job: JobStrategy, optimizer: FrontierOptimizerMixin) -> None:
         num_before = self.num_measured
+
+        def limit(num_remaining: int) -> int:
+            num_now = self.num_measured - num_before
+            return self._limit(job, num_remaining + num_now) - num_now
+
         while True:
-            requests = optimizer.requests(
-                trainer, lambda remaining: self._limit(job, remaining) - (self.num_measured - num_before)
-            )
+            requests = optimizer.requests(trainer, limit)
             if not requests:
                 break
             optimizer.report(trainer, requests, self._measure(trainer, job, requests))
@@ -161,24 +168,24 @@ class PartitionProfilerMixin:
         elif self._last_step and self._num_steps >= self._last_step:
             self._stop_early(trainer, job, optimizer)
 
-    def _limit(self, job: JobStrategy, num_remaining: int) -> int:
-        """How many configurations to measure after this step."""
+    def _limit(self, job: JobStrategy, num_to_come: int) -> int:
+        """How many configurations to measure after this step, of those still to come when it ended."""
         if self._per_step != "auto":
             return self._per_step
         assert job.device is not None
         if job.device.emulated:
             steps_left = self._last_step - self._num_steps + 1 if self._last_step else math.inf
-            return max(LEAST_EMULATED_PER_STEP, math.ceil((num_remaining + self.num_measured) / max(1, steps_left)))
+            return max(LEAST_EMULATED_PER_STEP, math.ceil(num_to_come / max(1, steps_left)))
         return max(1, int(REAL_TIME_PER_STEP_S / (self._windows.window_s + self._windows.cool_down_s)))
 
     def _measure(self, trainer: Any, job: JobStrategy, requests: Sequence[Request]) -> list[Measurement]:
         """Measure on this rank's GPU and merge over ranks. A failure on one rank is raised on all."""
-        assert self._meter is not None
         assert job.device is not None
         own, fault = list[Measurement](), ""
         spent = EnergyMeter(job.device)
         spent.start()
         try:
+            self._meter = self._meter or self._open_meter(job)
             own = self._meter.measure_all(requests, self._rng)
         except FAILURES as error:
             fault = f"{type(error).__name__}: {error}"
@@ -219,7 +226,7 @@ class PartitionProfilerMixin:
         self._finish()
 
     def _finish(self) -> None:
-        self._active = False
+        self._active = self._begun = False
         if self._progress is not None:
             self._progress.close()
             self._progress = None

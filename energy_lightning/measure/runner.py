@@ -32,7 +32,11 @@ class PartitionRunner(Protocol):
     """Something that can execute a partition on a device, again and again."""
 
     def prepare(self, partition: Partition, schedule: Schedule | None) -> Run:
-        """A function that executes the partition n times under the schedule; it may return before the GPU is done."""
+        """A function that executes the partition n times under the schedule; it may return before the GPU is done.
+
+        Where the partition has a real collective, all ranks of its group must call it alike: agreeing on n is the
+        runner's business, for each rank derives n from its own warm-up.
+        """
         ...
 
 

@@ -141,6 +141,13 @@ def test_totals_go_on_from_the_checkpoint(tmp_path: Path) -> None:
     assert resumed.num_steps == 10
 
 
+def test_a_second_fit_adds_to_the_first(tmp_path: Path) -> None:
+    monitor = EnergyMonitor()
+    kareus_trainer(monitor, tmp_path, Scripted(power_w=lambda _: 200.0), max_steps=3).fit()
+    kareus_trainer(monitor, tmp_path, Scripted(power_w=lambda _: 200.0), max_steps=2).fit()
+    assert (monitor.total.energy_j, monitor.num_steps) == (pytest.approx(1000.0), 5)
+
+
 def test_step_records_past_the_checkpoint_are_dropped(tmp_path: Path) -> None:
     path = tmp_path / "energy.jsonl"
     trainer = kareus_trainer(EnergyMonitor(records=path), tmp_path, Scripted(), max_steps=12)

@@ -92,9 +92,12 @@ def test_a_finished_search_measures_nothing_the_second_time(path: Path) -> None:
     assert again.outcome(Budget("min_energy")) == search.outcome(Budget("min_energy"))
 
 
-def test_unreachable_clocks_end_up_in_no_plan(path: Path) -> None:
-    limited = A100.with_constants(power__limit_w=A100.power.limit_w * 0.42)
-    search, meter, store = make(path, limited)
+def test_unreachable_clocks_end_up_in_no_plan(path: Path, tmp_path: Path) -> None:
+    free, meter, known = make(tmp_path / "free.jsonl")
+    run(free, meter)
+    lowest = [m for c, m in known.measurements().items() if c.frequency_mhz == min(CLOCKS_MHZ)]
+    limit_w = 1.05 * max((m.energy_j or 0.0) / m.time_s for m in lowest)  # all of it runs there, not all of it higher
+    search, meter, store = make(path, A100.with_constants(power__limit_w=limit_w))
     run(search, meter)
     failed = [known for known in store.measurements().values() if not known.valid]
     assert failed

@@ -119,6 +119,21 @@ def test_a_failure_on_one_rank_ends_profiling_on_both(tmp_path: Path, monkeypatc
         assert [line for line in trainer.lightning_module.lines if words in line]
 
 
+def test_a_monitor_that_fails_on_one_rank_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def break_rank_one(trainer: FakeTrainer) -> None:
+        def fail(*_: object, **__: object) -> None:
+            raise OSError("the counter is gone")
+
+        if trainer.global_rank == 1:
+            monkeypatch.setattr(trainer.callbacks[0], "_count", fail)
+
+    trainers, errors, _ = run_two_ranks(tmp_path, monkeypatch, prepare=break_rank_one)
+    assert errors == [None, None]
+    first, second = (trainer.callbacks[0].total for trainer in trainers)
+    assert first == second
+    assert not first.complete
+
+
 @pytest.mark.parametrize(("problem", "expected"), [("budget", BudgetError), ("file", MeasurementError)])
 def test_an_error_of_rank_zero_is_raised_on_both(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: str, expected: type[Exception]
