@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from energy_lightning.collectives import select_collectives
-from energy_lightning.parallel.clipping import clip_grad_norm
+from energy_lightning.parallel.clipping import clip_grad_norm, is_sharded
 from energy_lightning.parallel.reducer import GradientReducer, broadcast_module
 from energy_lightning.partition import find_stacks, install, sharding
 from energy_lightning.partition.removal import remove_engine
-from energy_lightning.types import Plan, Schedule
+from energy_lightning.types import Plan, Schedule, StrategyError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -30,7 +30,7 @@ class EngineExecution:
         activation_checkpointing: recompute the blocks' activations in backward.
         bucket_cap_bytes: size of a gradient bucket; None: gradients are not reduced (evaluation).
 
-    Collective over all ranks.
+    Collective over all ranks. Raises StrategyError for a module whose weights are still sharded.
     """
 
     def __init__(
@@ -44,6 +44,11 @@ class EngineExecution:
         self.module = module
         self.tensor_parallel_group = _group(mesh, "tensor_parallel")
         data_parallel_group = _group(mesh, "data_parallel")
+        if any(is_sharded(parameter) for parameter in module.parameters()):
+            raise StrategyError(
+                "the weights are still sharded from a run that failed, each rank holds a part: build the model anew "
+                "and give fit(ckpt_path=...) the last checkpoint"
+            )
         if mesh is not None and mesh.size() > 1:
             broadcast_module(module)
         paths = [stack.path for stack in find_stacks(module)]
@@ -115,10 +120,13 @@ class EngineExecution:
             optimizer.load_state_dict(local)
 
     def close(self, *, restore: bool) -> None:
-        """Stop reducing; with `restore`, make the module plain again, full weights on every rank (collective)."""
+        """Stop reducing and, with `restore`, make the module plain again, full weights on every rank (collective).
+
+        Without, shards stay where there are any: ranks that are out of step cannot gather them.
+        """
         if self.reducer is not None:
             self.reducer.close()
-        if restore:
+        if restore or self.tensor_parallel_group is None:
             remove_engine(self.engine.stacks, self.tensor_parallel_group)
 
 

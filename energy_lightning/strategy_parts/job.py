@@ -12,7 +12,7 @@ from energy_lightning.device import Device, EmulatedDevice, open_device
 from energy_lightning.parallel.batches import token_shape
 from energy_lightning.parallel.layout import ParallelLayout
 from energy_lightning.strategy_parts.settings import KareusSettings
-from energy_lightning.types import EnergyLightningError, Phase, PhasePlan, Plan
+from energy_lightning.types import DeviceError, EnergyLightningError, Phase, PhasePlan, Plan
 from energy_lightning.workload import Workload
 
 log = logging.getLogger(__name__)
@@ -42,22 +42,24 @@ class Job:
 
     @classmethod
     def open(cls, settings: KareusSettings, *, own: Workload | None, torch_device: torch.device, speaks: bool) -> Job:
-        """The job of one rank: the rehearsed workload if there is one, else the model's `own`."""
+        """The job of one rank: the rehearsed workload if there is one, else the model's `own`.
+
+        Raises DeviceError for a device asked for by name that cannot be opened; "auto" then goes on without one.
+        """
         workload = settings.workload or own
         device: Device | None = None
+        reason = "no recognised transformer blocks and no GPU"
         if workload is not None or _is_real(settings.device):
-            # the other ranks need not repeat that "auto" found no GPU
-            name = settings.device if speaks or _is_real(settings.device) else "emulated"
-            device = open_device(
-                name,
-                gpu=settings.gpu,
-                workload=workload,  # type: ignore[arg-type]  # None only for a real GPU, which needs none
-                torch_device=torch_device,
-            )
-        elif speaks:
+            try:
+                device = _open(settings, workload, torch_device, speaks=speaks)
+            except (DeviceError, ImportError) as error:
+                if settings.device != "auto":
+                    raise
+                reason = f"the GPU cannot be measured ({error})"
+        if device is None and speaks:
             log.warning(
-                "energy_lightning: no recognised transformer blocks and no GPU: time and energy are not accounted. "
-                'Give KareusStrategy(workload="llama3.2_3b_tp8", ...) to rehearse a job.'
+                f"energy_lightning: {reason}: training goes on, time and energy are not accounted. "
+                'KareusStrategy(workload="llama3.2_3b_tp8", device="emulated") rehearses a job.'
             )
         return cls(workload, rehearsing=settings.workload is not None, device=device, speaks=speaks)
 
@@ -132,6 +134,17 @@ def own_workload(
 def _phase(plan: Plan, phase: Phase) -> PhasePlan:
     """What one microbatch runs; of a rehearsed pipeline this is the first stage's first microbatch."""
     return next(found for found in plan.stages[0] if found.phase == phase)
+
+
+def _open(settings: KareusSettings, workload: Workload | None, torch_device: torch.device, *, speaks: bool) -> Device:
+    # the other ranks need not repeat that "auto" found no GPU
+    name = settings.device if speaks or _is_real(settings.device) else "emulated"
+    return open_device(
+        name,
+        gpu=settings.gpu,
+        workload=workload,  # type: ignore[arg-type]  # None only for a real GPU, which needs none
+        torch_device=torch_device,
+    )
 
 
 def _is_real(device_name: str) -> bool:

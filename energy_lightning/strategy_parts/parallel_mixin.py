@@ -75,6 +75,8 @@ class ParallelExecutionMixin(_Base):
             tensor_parallel_size=self.settings.tensor_parallel_size,
             data_parallel_size=self.settings.data_parallel_size,
         )
+        if self.root_device.type == "mps":
+            raise StrategyError("no process group works on Apple's MPS devices: give Trainer(accelerator='cpu', ...)")
         super()._configure_launcher()
 
     def setup_environment(self) -> None:

@@ -236,6 +236,24 @@ def check_different_batches_are_refused(group: dist.ProcessGroup) -> None:
             trainer.fit(module, shifted)
 
 
+def check_failed_run_is_not_gathered_and_says_so(group: dist.ProcessGroup) -> None:
+    from energy_lightning.types import StrategyError
+
+    rows, model = cases.Rows("bert", ROWS_PER_STEP), cases.tiny_model("bert")
+    with cases.as_launched():
+        trainer = cases.trainer(strategy=kareus(tensor_parallel_size=2))
+        module = cases.lightning_module(model)
+        module.on_after_backward = _fail
+        with pytest.raises(ArithmeticError, match="not a number"):
+            trainer.fit(module, DataLoader(rows, batch_size=4))
+        with pytest.raises(StrategyError, match="still sharded from a run that failed"):
+            fit(model, rows, kareus(tensor_parallel_size=2))
+
+
+def _fail() -> None:
+    raise ArithmeticError("not a number")
+
+
 def check_settings_that_cannot_be(group: dist.ProcessGroup) -> None:
     from energy_lightning.types import EnergyLightningError, StrategyError
 
@@ -286,6 +304,7 @@ TWO_PROCESSES = {
     "bf16 tp2": partial(check_mixed_precision_trains, tensor_parallel_size=2),
     "bf16 dp2": partial(check_mixed_precision_trains, tensor_parallel_size=1),
     "different batches": check_different_batches_are_refused,
+    "failed run": check_failed_run_is_not_gathered_and_says_so,
     "settings": check_settings_that_cannot_be,
     "default callbacks": check_default_callbacks_and_fast_dev_run,
 }
