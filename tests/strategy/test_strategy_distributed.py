@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,6 +14,8 @@ import torch.distributed as dist
 from distributed_helpers import run_checks
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from energy_lightning.types import EnergyLightningError, PhasePlan, Plan, Schedule, StrategyError
 
 ROWS_PER_STEP = 8
 """Rows of one microbatch over all replicas: the plain loop's batch."""
@@ -26,10 +29,6 @@ def loader(rows: Dataset[Any], strategy: Any) -> DataLoader[Any]:
 
 def kareus(package: str = "lightning.pytorch", **options: Any) -> Any:
     """A strategy that does not profile, with buckets small enough that a tiny model has several."""
-    import importlib
-
-    from energy_lightning.types import Plan
-
     module = "energy_lightning" if package == "lightning.pytorch" else "energy_lightning.pytorch_lightning"
     return importlib.import_module(module).KareusStrategy(
         **{"plan": Plan.sequential(), "bucket_cap_mb": 0.01, **options}
@@ -139,8 +138,6 @@ def check_evaluation(group: dist.ProcessGroup, *, tensor_parallel_size: int) -> 
 
 def check_unrecognised_model_gets_plain_gradients(group: dist.ProcessGroup, *, launch: str | None) -> None:
     """Accumulation 4 through the comm hook: gradients equal a plain process's to 1e-6."""
-    from energy_lightning.types import PhasePlan, Plan, Schedule
-
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 1))
     inputs = torch.randn(4 * ROWS_PER_STEP, 6)
@@ -225,8 +222,6 @@ def check_mixed_precision_trains(group: dist.ProcessGroup, *, tensor_parallel_si
 
 
 def check_different_batches_are_refused(group: dist.ProcessGroup) -> None:
-    from energy_lightning.types import StrategyError
-
     rows = cases.Rows("bert", 2 * ROWS_PER_STEP)
     with cases.as_launched():
         trainer = cases.trainer(strategy=kareus(tensor_parallel_size=2), use_distributed_sampler=False)
@@ -237,8 +232,6 @@ def check_different_batches_are_refused(group: dist.ProcessGroup) -> None:
 
 
 def check_failed_run_is_not_gathered_and_says_so(group: dist.ProcessGroup) -> None:
-    from energy_lightning.types import StrategyError
-
     rows, model = cases.Rows("bert", ROWS_PER_STEP), cases.tiny_model("bert")
     with cases.as_launched():
         trainer = cases.trainer(strategy=kareus(tensor_parallel_size=2))
@@ -255,8 +248,6 @@ def _fail() -> None:
 
 
 def check_settings_that_cannot_be(group: dist.ProcessGroup) -> None:
-    from energy_lightning.types import EnergyLightningError, StrategyError
-
     with cases.as_launched():
         with pytest.raises(StrategyError, match="tensor_parallel_size=3 does not divide the 2 devices"):
             cases.trainer(strategy=kareus(tensor_parallel_size=3))
@@ -284,6 +275,10 @@ def check_default_callbacks_and_fast_dev_run(group: dist.ProcessGroup) -> None:
     assert trainer.global_step == 1
 
 
+NANOBATCHED = Plan.single_stage(
+    PhasePlan("forward", nanobatched=True, schedules={"fwd_attn": Schedule(sm_count=4, launch="linear_0")}),
+    PhasePlan("backward", nanobatched=True, schedules={"bwd_mlp": Schedule(sm_count=8, launch="activation_0")}),
+)
 TWO_PROCESSES = {
     "bert dp2 accumulate 4": partial(check_same_weights, name="bert", tensor_parallel_size=1, accumulate=4),
     "bert tp2": partial(check_same_weights, name="bert", tensor_parallel_size=2, accumulate=1),
@@ -291,6 +286,12 @@ TWO_PROCESSES = {
     "llama tp2 accumulate 4": partial(check_same_weights, name="llama", tensor_parallel_size=2, accumulate=4),
     "llama tp2 checkpointing": partial(
         check_same_weights, name="llama", tensor_parallel_size=2, accumulate=1, activation_checkpointing=True
+    ),
+    "bert tp2 nanobatched": partial(
+        check_same_weights, name="bert", tensor_parallel_size=2, accumulate=2, plan=NANOBATCHED
+    ),
+    "llama dp2 nanobatched": partial(
+        check_same_weights, name="llama", tensor_parallel_size=1, accumulate=2, plan=NANOBATCHED
     ),
     "bert dp2 pytorch_lightning": partial(
         check_same_weights, name="bert", tensor_parallel_size=1, accumulate=1, package="pytorch_lightning"
@@ -323,5 +324,5 @@ def test_two_processes(name: str, two_process_failures: dict[str, str]) -> None:
 
 @pytest.mark.distributed
 def test_four_processes_two_by_two() -> None:
-    check = partial(check_same_weights, name="bert", tensor_parallel_size=2, accumulate=1)
+    check = partial(check_same_weights, name="bert", tensor_parallel_size=2, accumulate=1, plan=NANOBATCHED)
     assert run_checks({"bert 2x2": check}, num_processes=4) == {}
