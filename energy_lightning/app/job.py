@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import warnings
 from collections.abc import Mapping
@@ -16,12 +17,12 @@ from omegaconf import OmegaConf
 import energy_lightning
 from energy_lightning.app.folder import RunFolder
 from energy_lightning.app.outcome import OutcomeRecorder, report
+from energy_lightning.app.settings import build_workload
 from energy_lightning.tasks.data import TextDataModule, data_for
 from energy_lightning.tasks.models import ModelSpec, build_model
 from energy_lightning.tasks.modules import TASKS
 from energy_lightning.tasks.sources import open_source
 from energy_lightning.types import ConfigError
-from energy_lightning.workload import Workload
 
 Config = Mapping[str, Any]
 
@@ -62,9 +63,10 @@ def build_job(config: Config, folder: RunFolder) -> Job:
     """Model, data and trainer. Raises EnergyLightningError for a setting that cannot be."""
     seed_everything(config["seed"], workers=True, verbose=False)
     model, recorder = config["model"], OutcomeRecorder()
+    tokenizer = model["tokenizer"] or model["pretrained"]
     return Job(
-        model=build_task(model),
-        data=build_data(config["data"], task=model["task"], tokenizer=model["tokenizer"]),
+        model=build_task(model, tokenizer=tokenizer),
+        data=build_data(config["data"], task=model["task"], tokenizer=tokenizer),
         trainer=build_trainer(config, folder, recorder),
         recorder=recorder,
         checkpoint=config["checkpoint"],
@@ -72,7 +74,7 @@ def build_job(config: Config, folder: RunFolder) -> Job:
     )
 
 
-def build_task(config: Config) -> LightningModule:
+def build_task(config: Config, *, tokenizer: str) -> LightningModule:
     """The LightningModule of the group `model`."""
     spec = ModelSpec(
         task=config["task"],
@@ -80,24 +82,16 @@ def build_task(config: Config) -> LightningModule:
         architecture=config["architecture"],
         config=config["config"],
     )
-    model = build_model(spec, tokenizer=config["tokenizer"])
+    model = build_model(spec, tokenizer=tokenizer)
     optimizer = {name: config[name] for name in ("learning_rate", "weight_decay", "warmup_steps")}
     return TASKS[spec.task](model, **optimizer)
 
 
 def build_data(config: Config, *, task: str, tokenizer: str) -> TextDataModule:
     """The data module of the group `data`, cut to rows as the model's task needs."""
-    source = open_source(config["source"], **config["arguments"])
     sizes = {name: config[name] for name in ("max_length", "batch_size", "limit")}
-    return data_for(task)(source, tokenizer, **sizes)
-
-
-def build_workload(config: Config) -> Workload | None:
-    """The job to rehearse (group `workload`), or None for the model's own shape."""
-    if config["preset"] is None:
-        return None
-    sizes = {name: value for name, value in config.items() if name != "preset" and value is not None}
-    return Workload.preset(config["preset"], **sizes)
+    others = {name: value for name, value in config.items() if name not in (*sizes, "source")}
+    return data_for(task)(open_source(config["source"], **others), tokenizer, **sizes)
 
 
 def build_strategy(config: Config, folder: RunFolder) -> Any:
@@ -120,21 +114,19 @@ def build_strategy(config: Config, folder: RunFolder) -> Any:
 
 
 def build_trainer(config: Config, folder: RunFolder, recorder: Callback) -> Trainer:
-    """Lightning's Trainer; ConfigError for an argument it does not have."""
-    checkpoints = ModelCheckpoint(dirpath=folder.path / "checkpoints")
-    settings = dict(config["trainer"])
-    try:
-        return Trainer(
-            strategy=build_strategy(config, folder),
-            logger=CSVLogger(folder.path, name="", version=""),  # metrics.csv in the folder itself
-            callbacks=[checkpoints, recorder],
-            default_root_dir=folder.path,
-            enable_model_summary=False,
-            num_sanity_val_steps=0,
-            **settings,
-        )
-    except TypeError as error:  # an argument added with +trainer.NAME=VALUE
-        raise ConfigError(f"trainer: {error}; Lightning's Trainer has no such argument") from error
+    """Lightning's Trainer; ConfigError for an argument that it does not have, or that the run sets itself."""
+    own: dict[str, Any] = {
+        "logger": CSVLogger(folder.path, name="", version=""),  # metrics.csv in the folder itself
+        "callbacks": [ModelCheckpoint(dirpath=folder.path / "checkpoints"), recorder],
+        "default_root_dir": folder.path,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+    }
+    allowed = sorted(set(inspect.signature(Trainer).parameters) - {*own, "strategy"})
+    unknown = [name for name in config["trainer"] if name not in allowed]
+    if unknown:
+        raise ConfigError(f"the Trainer takes no argument trainer.{unknown[0]} here; it takes: {', '.join(allowed)}")
+    return Trainer(strategy=build_strategy(config, folder), **own, **config["trainer"])
 
 
 def _validate(job: Job) -> dict[str, float]:

@@ -24,8 +24,9 @@ from energy_lightning.app.configuration import (
     group_options,
     split_flags,
 )
-from energy_lightning.app.folder import COMPLETED, RUNNING, RunFolder
-from energy_lightning.types import ConfigError
+from energy_lightning.app.folder import COMPLETED, FAILED, RUNNING, RunFolder
+from energy_lightning.app.settings import check_settings
+from energy_lightning.types import EnergyLightningError
 
 WORKER_MODULE = "energy_lightning.app.worker"
 
@@ -68,13 +69,13 @@ def run_job(config: Any, path: Path, announce: Callable[[Path], None]) -> str:
     """Write the configuration into the job's folder, train there, and return the job's status."""
     from omegaconf import OmegaConf
 
-    missing = sorted(OmegaConf.missing_keys(config))
     folder = RunFolder(path)
-    if missing:
-        error = ConfigError(f"{', '.join(missing)} must be given, e.g. {missing[0]}=VALUE")
-        folder.update(status="failed", error=str(error))
+    try:
+        check_settings(config)
+    except EnergyLightningError as error:
+        folder.update(status=FAILED, error=str(error))
         print(f"error: {error}", file=sys.stderr)
-        return "failed"
+        return FAILED
     config.output_dir = str(path)
     path.mkdir(parents=True, exist_ok=True)
     OmegaConf.save(config, folder.config, resolve=True)

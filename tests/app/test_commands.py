@@ -88,6 +88,31 @@ def test_a_sweep_goes_on_after_a_failed_job(
 
 
 @pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["workload=llama9"], "llama9"),
+        (["budget=deadline", "budget.deadline=-1"], "finite positive number"),
+        (["device.gpu=a1000"], "a1000"),
+        (["data=text"], "data.path must be given, e.g. data.path=VALUE"),
+    ],
+)
+def test_impossible_settings_are_refused_before_anything_starts(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    started: list[Path] = []
+    assert run_here(monkeypatch, tmp_path, started.append, ["output_dir=run", *arguments]) == 1
+    assert not started
+    assert message in capsys.readouterr().err
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert message in summary["error"]
+
+
+@pytest.mark.parametrize(
     ("raised", "status", "text"),
     [
         (None, "completed", None),

@@ -1,0 +1,35 @@
+"""What can be said about a configuration before anything heavy is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from energy_lightning.emulation import GPU
+from energy_lightning.types import Budget, ConfigError
+from energy_lightning.workload import Workload
+
+
+def check_settings(config: Any) -> None:
+    """Raise EnergyLightningError for a missing value, or a budget, workload or GPU that cannot be.
+
+    `config` is the composed DictConfig.
+    """
+    from omegaconf import OmegaConf
+
+    missing = sorted(OmegaConf.missing_keys(config))
+    if missing:
+        raise ConfigError(f"{', '.join(missing)} must be given, e.g. {missing[0]}=VALUE")
+    values: Any = OmegaConf.to_container(config, resolve=True)
+    Budget.parse(values["budget"])
+    build_workload(values["workload"])
+    if values["device"]["gpu"] is not None:
+        GPU.load(values["device"]["gpu"])
+
+
+def build_workload(values: Mapping[str, Any]) -> Workload | None:
+    """The job to rehearse (group `workload`), or None for the model's own shape. Raises WorkloadError."""
+    if values["preset"] is None:
+        return None
+    sizes = {name: value for name, value in values.items() if name != "preset" and value is not None}
+    return Workload.preset(values["preset"], **sizes)
