@@ -4,8 +4,6 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# ruff and mypy see the package, its scripts and its tests.
-SOURCES := energy_lightning tests examples benchmarks docs setup.py
 
 .PHONY: demo test lint install pictures clean
 
@@ -16,8 +14,8 @@ test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 lint: install
-	$(BIN)/ruff check $(SOURCES)
-	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 pictures: install
