@@ -129,7 +129,7 @@ class FrequencyControllerMixin:
         device, plan = self._device, self.plan
         if device is None or plan is None or not device.can_lock_frequency:
             return
-        frequency_mhz = (plan.forward if phase == "forward" else plan.backward).frequency_mhz
+        frequency_mhz = next((found.frequency_mhz for found in plan.stages[0] if found.phase == phase), None)
         if frequency_mhz == self._locked_mhz:
             return
         if device.now_s() - self._changed_at_s < self._min_dwell_s:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from energy_lightning.callbacks.composition import (
+    KAREUS,
+    MAX_FREQUENCY,
     IterationCosts,
     Outcome,
     outcome_from_dict,
@@ -60,7 +62,7 @@ class FrontierOptimizerMixin:
         self._frequencies_mhz, self._switch_time_s = frequencies_mhz, switch_time_s
         self._search: FrontierSearch | None = None  # on rank 0, while profiling
         self._restored: Mapping[str, Any] | None = None
-        self._run_hash: str | None = None
+        self._made_for: dict[str, Any] | None = None  # what `outcome` holds for, None while it may still get better
         self.outcome: Outcome | None = None
         self.history: list[dict[str, Any]] = []
 
@@ -72,7 +74,7 @@ class FrontierOptimizerMixin:
     @property
     def frontier(self) -> list[FrontierPoint]:
         """Non-dominated iterations by rising time (per GPU; each choice is a Plan), [] before the decision."""
-        return [] if self.outcome is None else list(self.outcome.frontiers["kareus"])
+        return [] if self.outcome is None else list(self.outcome.frontiers[KAREUS])
 
     @property
     def references(self) -> dict[str, FrontierPoint]:
@@ -99,24 +101,24 @@ class FrontierOptimizerMixin:
         on_rank_zero(trainer, lambda: len(log.read()))
 
     def state_dict(self) -> dict[str, Any]:
-        """The decision and the search's history as plain values."""
-        if self.outcome is None or self._run_hash is None:
+        """The decision and the search's history as plain values; nothing of a decision made early."""
+        if self.outcome is None or self._made_for is None:
             return dict(self._restored or {})
-        return {"run": self._run_hash, "outcome": outcome_to_dict(self.outcome), "history": self.history}
+        return {"made_for": self._made_for, "outcome": outcome_to_dict(self.outcome), "history": self.history}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Kept until the job's shape is known: a decision for another GPU, shape or version is not reused."""
+        """Kept until the job's shape is known: a decision for another GPU, shape, version or budget is not reused."""
         self._restored = dict(state_dict) or None
 
     # PartitionProfiler's side; each of these is called on every rank
 
     def recall(self, job: JobStrategy) -> bool:
-        """The job's shape is known: take up an earlier decision if it was made for the same job on the same GPU."""
-        self._run_hash = run_hash(job.run_key())
+        """The job's shape is known: take up an earlier decision if it was made for this job, GPU and budget."""
         restored, self._restored = self._restored, None
-        if restored is None or restored.get("run") != self._run_hash:
+        if restored is None or restored.get("made_for") != self._wanted(job):
             return False
         self.outcome, self.history = outcome_from_dict(restored["outcome"]), list(restored["history"])
+        self._made_for = restored["made_for"]
         return True
 
     def begin(self, trainer: Any, job: JobStrategy) -> None:
@@ -143,9 +145,12 @@ class FrontierOptimizerMixin:
         """
         budget = self._budget or job.budget
         self.outcome, self.history, notes = on_rank_zero(trainer, lambda: self._decide(job, budget, early))
-        self._search = None
+        self._search, self._made_for = None, None if early else self._wanted(job)
         for note in notes:
             say(trainer, note)
+
+    def _wanted(self, job: JobStrategy) -> dict[str, Any]:
+        return {"run": run_hash(job.run_key()), "budget": str(self._budget or job.budget)}
 
     # on rank 0
 
@@ -206,7 +211,7 @@ class FrontierOptimizerMixin:
 
 def _summary(outcome: Outcome, budget: Budget) -> str:
     """One line: what was chosen, against plain execution at the highest frequency."""
-    base, chosen, plan = outcome.references["max frequency"], outcome.chosen, outcome.plan
+    base, chosen, plan = outcome.references[MAX_FREQUENCY], outcome.chosen, outcome.plan
     label = "EMULATED, " if plan.emulated else ""
     return (
         f"plan for {budget} ({label}per iteration and GPU): {chosen.time_s:.4g} s, {chosen.energy_j:.4g} J "

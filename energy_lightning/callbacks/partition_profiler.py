@@ -135,7 +135,8 @@ class PartitionProfilerMixin:
         """The warm-up is over: open everything that profiling needs, or find that it is not needed."""
         fault = _why_not(job)
         if fault is not None:
-            self._give_up(trainer, fault)
+            say(trainer, f"nothing is profiled: {fault}")
+            self._finish()
             return
         optimizer.begin(trainer, job)
         device: Any = job.device

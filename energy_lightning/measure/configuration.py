@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from energy_lightning.frontier.noise import invalid_reason
@@ -67,23 +67,21 @@ def merge_trials(trials: Sequence[Measurement]) -> Measurement:
     if len({trial.source for trial in usable}) > 1:
         sources = ", ".join(sorted({trial.source for trial in usable}))
         raise MeasurementError(f"repeats come from different energy sources ({sources}): keep those of one source")
-    if len(usable) == 1:
-        return usable[0]
+    return usable[0] if len(usable) == 1 else _merged(usable)
+
+
+def _merged(usable: Sequence[Measurement]) -> Measurement:
     weights = [trial.num_repeats for trial in usable]
     time_s, time_std_s = _mean_and_std([trial.time_s for trial in usable], weights)
     energies_j = [trial.energy_j for trial in usable if trial.energy_j is not None]
     energy_j, energy_std_j = _mean_and_std(energies_j, weights) if energies_j else (None, 0.0)
-    last = usable[-1]
-    return Measurement(
+    return replace(
+        usable[-1],
         time_s=time_s,
         energy_j=energy_j,
         num_repeats=sum(weights),
         time_std_s=time_std_s,
         energy_std_j=energy_std_j,
-        source=last.source,
-        temperature_c=last.temperature_c,
-        requested_mhz=last.requested_mhz,
-        actual_mhz=last.actual_mhz,
     )
 
 

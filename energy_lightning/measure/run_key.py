@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from energy_lightning.emulation import GPU
 from energy_lightning.types import MeasurementError
 
 if TYPE_CHECKING:
@@ -29,9 +31,15 @@ def library_versions(names: Iterable[str] = LIBRARIES) -> dict[str, str | None]:
 
 
 def describe_run(device: Device, workload: Workload, *, libraries: Iterable[str] = LIBRARIES) -> dict[str, Any]:
-    """What a measurement depends on, as plain readable values: a change in any of them must not reuse it."""
+    """What a measurement depends on, as plain readable values: a change in any of them must not reuse it.
+
+    An emulated GPU's constants count as its hardware.
+    """
+    model = getattr(device, "gpu", None) if device.emulated else None
+    constants = {"gpu_constants": run_hash(asdict(model))} if isinstance(model, GPU) else {}
     return {
         "gpu": device.name,
+        **constants,
         "emulated": device.emulated,
         "num_sms": device.num_sms,
         "workload": workload.key(),

@@ -31,6 +31,10 @@ def trainer_in(folder: Path, callbacks: list[Any] | None = None, **options: Any)
     return FakeTrainer(FakeStrategy(folder, **strategy_options), callbacks or all_callbacks(), **options)
 
 
+def read(folder: Path) -> list[str]:
+    return (folder / "measurements.jsonl").read_text().splitlines()
+
+
 def lines_of(trainer: FakeTrainer, word: str) -> list[str]:
     return [line for line in trainer.lightning_module.lines if word in line]
 
@@ -224,7 +228,7 @@ def test_what_cannot_be_profiled_still_trains_and_says_why(tmp_path: Path, missi
         trainer.strategy.device.energy_source = "none"
     trainer.fit()
     assert trainer.global_step == 20
-    assert len(lines_of(trainer, "profiling stopped")) == 1
+    assert len(lines_of(trainer, "nothing is profiled")) == 1
 
 
 def test_the_optimizer_refuses_a_strategy_that_cannot_follow_a_plan(tmp_path: Path) -> None:
@@ -289,11 +293,35 @@ def test_a_decision_for_another_shape_is_made_again(tmp_path: Path) -> None:
     assert second.callbacks[1].num_measured > 0
 
 
+def test_a_decision_for_another_budget_is_made_again_from_what_is_measured(tmp_path: Path) -> None:
+    first = trainer_in(tmp_path)
+    first.fit()
+    second = trainer_in(tmp_path, budget=Budget("max_throughput"))
+    second.callbacks[2].load_state_dict(first.callbacks[2].state_dict())
+    second.fit()
+    assert second.callbacks[1].num_measured == 0
+    assert second.callbacks[2].plan.time_s < first.callbacks[2].plan.time_s
+
+
+def test_a_decision_made_early_is_not_final_after_resuming(tmp_path: Path) -> None:
+    first = trainer_in(tmp_path, all_callbacks(measurements_per_step=10))
+    first.fit()
+    assert first.callbacks[2].plan is not None
+    second = trainer_in(tmp_path)
+    second.callbacks[2].load_state_dict(first.callbacks[2].state_dict())
+    second.fit()
+    assert second.callbacks[1].num_measured > 0
+    assert (
+        len({line.split('"partition"')[1].split('"time_s"')[0] for line in read(tmp_path)[1:]})
+        == len(read(tmp_path)) - 1
+    )
+
+
 def test_a_checkpoint_before_the_decision_keeps_an_earlier_one() -> None:
     optimizer = FrontierOptimizer()
     assert optimizer.state_dict() == {}
-    optimizer.load_state_dict({"run": "x"})
-    assert optimizer.state_dict() == {"run": "x"}
+    optimizer.load_state_dict({"made_for": "x"})
+    assert optimizer.state_dict() == {"made_for": "x"}
     assert (optimizer.plan, optimizer.frontier, optimizer.references) == (None, [], {})
 
 
