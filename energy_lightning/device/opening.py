@@ -24,7 +24,7 @@ def _open_emulated(*, gpu: str | GPU, workload: Workload, torch_device: Any = No
 def _open_nvidia(*, gpu: str | GPU, workload: Workload, torch_device: Any = None, **options: Any) -> Device:
     from energy_lightning.device.nvidia import NvidiaDevice
 
-    return NvidiaDevice(torch_device=torch_device, **options)
+    return NvidiaDevice(torch_device, **options)
 
 
 def _cuda_is_available() -> bool:

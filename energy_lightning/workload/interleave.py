@@ -7,7 +7,8 @@ Nanobatched, with segments A (closed by collective a), M (closed by m) and nanob
 
 Every segment is computed twice a layer beside a collective: once the one that closes the segment before it (of
 nanobatch 1), once its own (of nanobatch 0). Where the two are alike, both are one partition type, else the key
-gets the collective's suffix. The first compute and the trailing collective of a phase form the "edge".
+gets the collective's suffix ("_alone" where there is none). The first compute and the trailing collective of a phase
+form the "edge".
 Source: partitioned overlap, Kareus (arXiv 2601.17654).
 """
 
@@ -16,9 +17,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from energy_lightning.workload.layers import Segment
-from energy_lightning.workload.operators import Partition
+from energy_lightning.workload.operators import Collective, Partition
 
 _SUFFIX = {"all_reduce": "ar", "all_gather": "ag", "reduce_scatter": "rs"}
+
+
+def _suffix(collective: Collective | None, both: bool) -> str:
+    if collective is None:
+        return "_alone"
+    return f"_{_SUFFIX[collective.kind]}" if both else ""
 
 
 def sequential_partitions(segments: Sequence[Segment], num_layers: int, prefix: str) -> tuple[Partition, ...]:
@@ -36,9 +43,8 @@ def nanobatched_partitions(segments: Sequence[Segment], num_layers: int, prefix:
             partitions.append(Partition(segment.key, segment.operators, own, first_count + num_layers, True))
             continue
         for collective, count in ((before, first_count), (own, num_layers)):
-            suffix = _SUFFIX[collective.kind] if collective else "alone"
             if count:
-                key = f"{segment.key}_{suffix}"
+                key = segment.key + _suffix(collective, before is not None and own is not None)
                 partitions.append(Partition(key, segment.operators, collective, count, True))
     edge = Partition(f"{prefix}_edge", segments[0].operators, segments[-1].collective, 1, True)
     return (*partitions, edge)

@@ -174,7 +174,8 @@ class Workload:
                 f"{self.model.name}: no pipeline stage {stage}; it has stages 0 to {self.pipeline_parallel - 1}"
             )
 
-    def _layer_shape(self, share: float) -> layers.LayerShape:
+    def _layer_shape(self, *, nanobatched: bool = False) -> layers.LayerShape:
+        share = 0.5 if nanobatched else 1.0
         tokens = self.microbatch_size * self.sequence_length / self.context_parallel * share
         return layers.LayerShape(
             model=self.model,
@@ -184,17 +185,18 @@ class Workload:
             context_parallel=self.context_parallel,
             dtype=self.dtype,
             sequence_parallel=self.sequence_parallel,
+            ring_attention=not nanobatched,  # what Megatron-LM does; nanobatches hide the collective themselves
         )
 
     def _segments(self, phase: WorkloadPhase, nanobatched: bool) -> tuple[layers.Segment, ...]:
-        shape = self._layer_shape(0.5 if nanobatched else 1.0)
+        shape = self._layer_shape(nanobatched=nanobatched)
         if phase == "forward":
             return layers.forward_segments(shape)
         recompute = layers.forward_segments(shape, "rec") if self.activation_checkpointing else ()
         return recompute + layers.backward_segments(shape)
 
     def _rest(self, phase: WorkloadPhase, stage: int) -> tuple[Operator, ...]:
-        shape, backward = self._layer_shape(1.0), phase == "backward"
+        shape, backward = self._layer_shape(), phase == "backward"
         first = layers.embedding(shape, backward=backward) if stage == 0 else ()
         last = layers.head(shape, backward=backward) if stage == self.pipeline_parallel - 1 else ()
         return last + first if backward else first + last

@@ -14,6 +14,9 @@ from energy_lightning.workload.shape import ModelShape
 
 # Flash attention's backward recomputes the scores: five matrix products against the forward's two.
 _ATTENTION_BACKWARD = 2.5
+# Flash attention reaches S / (S + short) of its throughput at sequence length S. Read off FlashAttention-2's figures
+# for an A100 (arXiv 2307.08691, figure 5, head dimension 128: causal 165 and 180 TFLOP/s at 4k and 8k).
+_SHORT_CAUSAL, _SHORT_FULL = 800.0, 250.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,8 @@ class LayerShape:
         tensor_parallel, context_parallel: group sizes.
         dtype: "bf16", "fp16" or "fp32".
         sequence_parallel: norms and residuals hold 1/tensor_parallel of the tokens.
+        ring_attention: context-parallel ranks pass keys and values round while they compute attention, which hides the
+            exchange; else it is a collective before attention.
     """
 
     model: ModelShape
@@ -45,6 +50,7 @@ class LayerShape:
     context_parallel: int
     dtype: str
     sequence_parallel: bool = False
+    ring_attention: bool = False
 
     def linear(self, name: str, inputs: float, outputs: float, *, backward: bool = False) -> Operator:
         """n x inputs times inputs x outputs; backward: gradients of input and weight, each as large as the forward."""
@@ -78,7 +84,9 @@ class LayerShape:
         own = 2 * self.tokens * model.attention_size
         gathered = self.tokens * self.context_parallel * model.kv_size
         moved = (2 if backward else 1) * (own + gathered) / self.tensor_parallel * DTYPE_BYTES[self.dtype]
-        return Operator("attn_0", "attention", factor * flops, moved, 2 if backward else 1, self.dtype)
+        short = _SHORT_CAUSAL if model.causal else _SHORT_FULL
+        efficiency = self.sequence_length / (self.sequence_length + short)
+        return Operator("attn_0", "attention", factor * flops, moved, 2 if backward else 1, self.dtype, efficiency)
 
     def activation(self, *, backward: bool = False) -> Operator:
         """The MLP's activation (gated: with its product)."""
@@ -118,7 +126,7 @@ class LayerShape:
 
     def kv_exchange(self, *, backward: bool = False) -> Collective | None:
         """Context parallelism: keys and values gathered (backward: their gradients reduced and scattered)."""
-        if self.context_parallel == 1:
+        if self.context_parallel == 1 or self.ring_attention:
             return None
         values = self.tokens * self.context_parallel * self.model.kv_size / self.tensor_parallel
         kind: CollectiveKind = "reduce_scatter" if backward else "all_gather"
@@ -130,11 +138,15 @@ def _with_rope(shape: LayerShape, *, backward: bool = False) -> tuple[Operator, 
 
 
 def forward_segments(shape: LayerShape, prefix: str = "fwd") -> tuple[Segment, ...]:
-    """Forward of one layer (`prefix` "rec": the same, recomputed inside backward)."""
+    """Forward of one layer; `prefix` "rec": recomputed in backward, where the layer's output is not summed again."""
     reduce, exchange = shape.hidden_all_reduce(), shape.kv_exchange()
     before = (shape.glue(), shape.qkv(), *_with_rope(shape))
     after = (shape.attention(), shape.output())
-    mlp = Segment(f"{prefix}_mlp", (shape.glue(), shape.up(), shape.activation(), shape.down()), reduce)
+    mlp = Segment(
+        f"{prefix}_mlp",
+        (shape.glue(), shape.up(), shape.activation(), shape.down()),
+        None if prefix == "rec" else reduce,
+    )
     if exchange is None:
         return Segment(f"{prefix}_attn", before + after, reduce), mlp
     return Segment(f"{prefix}_qkv", before, exchange), Segment(f"{prefix}_ao", after, reduce), mlp
@@ -174,8 +186,10 @@ def head(shape: LayerShape, *, backward: bool = False) -> tuple[Operator, ...]:
         return (norm,)  # one token a sequence goes through the pooler: negligible
     logits = shape.tokens * model.vocab_size / shape.tensor_parallel
     projection = shape.linear("linear_0", hidden, model.vocab_size / shape.tensor_parallel, backward=backward)
-    moved = (2 if backward else 4) * 4.0 * logits  # float32: cast, maximum, exponent, sum; backward: one pass
-    loss = Operator("loss_0", "memory", 0.0, moved, 2 if backward else 4, shape.dtype)
+    # Vocabulary-parallel cross entropy in float32, unfused: cast, maximum, subtract, exponent, sum, divide (34 bytes a
+    # logit); backward: copy, scale, cast (22 bytes).
+    moved = (22.0 if backward else 34.0) * logits
+    loss = Operator("loss_0", "memory", 0.0, moved, 3 if backward else 6, shape.dtype)
     operators: tuple[Operator, ...] = (norm, projection, loss)
     if model.head == "masked_lm":
         transform = shape.linear("transform_0", hidden, hidden, backward=backward)

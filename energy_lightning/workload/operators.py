@@ -21,6 +21,7 @@ class Operator:
         bytes: bytes read and written in device memory if every tensor passes through it once.
         num_kernels: kernels launched.
         dtype: format of the matrix products ("bf16", "fp16", "fp32").
+        efficiency: throughput of this shape relative to a very large one, from 0 to 1.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Operator:
     bytes: float
     num_kernels: int = 1
     dtype: str = "bf16"
+    efficiency: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

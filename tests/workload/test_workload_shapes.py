@@ -1,0 +1,205 @@
+"""Shapes against numbers worked out by hand from the models' published configurations."""
+
+from __future__ import annotations
+
+import pytest
+
+from energy_lightning.types import WorkloadError
+from energy_lightning.workload import ModelShape, Workload, preset_names
+
+
+def flops(workload: Workload, phase: str, stage: int = 0) -> float:
+    partitions = workload.partitions(phase, stage=stage, nanobatched=False)  # type: ignore[arg-type]
+    return sum(p.count * o.flops for p in partitions for o in p.operators)
+
+
+def test_llama_3b_forward_flops_by_hand() -> None:
+    w = Workload.preset("llama3.2_3b", microbatch_size=2, sequence_length=1024)
+    tokens = 2 * 1024
+    linears = 28 * (3072 * 3072 * 2 + 2 * 3072 * 1024 + 3 * 3072 * 8192) + 3072 * 128256
+    attention = 28 * 2 * (1024 / 2) * 3072  # scores and values, half masked
+    assert flops(w, "forward") == pytest.approx(2 * tokens * (linears + attention))
+
+
+def test_bert_attends_to_every_key_and_has_a_transform() -> None:
+    w = Workload.preset("bert_base", microbatch_size=1, sequence_length=128)
+    linears = 12 * (4 * 768 * 768 + 2 * 768 * 3072) + 768 * 768 + 768 * 30522
+    assert flops(w, "forward") == pytest.approx(2 * 128 * (linears + 12 * 2 * 128 * 768))
+
+
+@pytest.mark.parametrize("tensor_parallel", [2, 4, 8])
+def test_tensor_parallelism_divides_flops(tensor_parallel: int) -> None:
+    whole = Workload.preset("llama3.2_3b", sequence_length=512)
+    part = Workload.preset("llama3.2_3b", sequence_length=512, tensor_parallel=tensor_parallel)
+    assert flops(part, "forward") == pytest.approx(flops(whole, "forward") / tensor_parallel)
+
+
+def test_context_parallelism_divides_flops() -> None:
+    whole = Workload.preset("qwen3_1.7b_tp4", sequence_length=512)
+    part = Workload.preset("qwen3_1.7b_tp4_cp2", sequence_length=512)
+    assert flops(part, "backward") == pytest.approx(flops(whole, "backward") / 2)
+
+
+def test_checkpointing_adds_one_forward_of_the_layers() -> None:
+    kept = Workload.preset("llama3.2_1b", sequence_length=256)
+    recomputed = Workload.preset("llama3.2_1b", sequence_length=256, activation_checkpointing=True)
+    head = 2 * 256 * 2048 * 128256
+    extra = flops(recomputed, "backward") - flops(kept, "backward")
+    assert extra == pytest.approx(flops(kept, "forward") - head)
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+@pytest.mark.parametrize("name", ["llama3.2_1b_tp2", "qwen3_1.7b_tp4_cp2"])
+def test_nanobatches_do_the_same_flops(name: str, phase: str) -> None:
+    w = Workload.preset(name, microbatch_size=4, sequence_length=256, activation_checkpointing=True)
+    halves = w.partitions(phase, nanobatched=True)  # type: ignore[arg-type]
+    assert sum(p.count * o.flops for p in halves for o in p.operators) == pytest.approx(flops(w, phase))
+
+
+def test_stages_share_the_layers_and_only_the_ends_have_embedding_and_head() -> None:
+    w = Workload.preset("llama3.2_3b", pipeline_parallel=4, layers_per_stage=(8, 8, 7, 5))
+    keys = [{p.key: p.count for p in w.partitions("forward", stage=s, nanobatched=False)} for s in range(4)]
+    assert [k["fwd_attn"] for k in keys] == [8, 8, 7, 5]
+    assert ["fwd_rest" in k for k in keys] == [True, False, False, True]
+
+
+def test_layers_are_split_evenly_by_default() -> None:
+    assert Workload.preset("llama3.2_3b", pipeline_parallel=3).layers_per_stage == (10, 9, 9)
+
+
+def test_parameters_of_llama_3b_are_its_published_3_2_billion() -> None:
+    assert Workload.preset("llama3.2_3b").parameters_per_gpu() == pytest.approx(3.21e9, rel=0.01)
+    assert Workload.preset("llama3.1_8b").parameters_per_gpu() == pytest.approx(8.03e9, rel=0.01)
+    assert Workload.preset("gpt3_175b").parameters_per_gpu() == pytest.approx(175e9, rel=0.01)
+
+
+def test_suffixes_and_arguments() -> None:
+    w = Workload.preset("llama3.2_3b_tp8_pp2", data_parallel=2)
+    assert (w.tensor_parallel, w.pipeline_parallel, w.data_parallel, w.num_gpus) == (8, 2, 2, 32)
+    assert Workload.preset("llama3.2_3b_tp8", tensor_parallel=4).tensor_parallel == 4
+
+
+def test_gradients_are_reduced_over_replicas_only() -> None:
+    keys = [p.key for p in Workload.preset("bert_base").partitions("iteration", nanobatched=False)]
+    assert keys == ["optimizer"]
+    (bucket, _) = Workload.preset("bert_base_dp4").partitions("iteration", nanobatched=False)
+    assert bucket.collective is not None
+    assert bucket.collective.group_size == 4
+
+
+def test_sequence_parallelism_thins_the_glue_only() -> None:
+    plain = Workload.preset("llama3.2_3b_tp8").partitions("forward", nanobatched=False)[0].operators
+    split = (
+        Workload.preset("llama3.2_3b_tp8", sequence_parallel=True).partitions("forward", nanobatched=False)[0].operators
+    )
+    assert split[0].bytes == pytest.approx(plain[0].bytes / 8)
+    assert split[1:] == plain[1:]
+
+
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "vocab_size": 100,
+    "hidden_act": "silu",
+}
+
+
+def test_from_llama_mapping() -> None:
+    w = Workload.from_config(LLAMA, tensor_parallel=2)
+    assert w.model == ModelShape(
+        name="llama",
+        hidden_size=64,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        ffn_size=128,
+        num_layers=3,
+        vocab_size=100,
+    )
+
+
+def test_from_transformers_bert_config() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(hidden_size=32, num_attention_heads=2, num_hidden_layers=2, intermediate_size=64)
+    config.architectures = ["BertForSequenceClassification"]
+    model = Workload.from_config(config).model
+    assert (model.causal, model.gated, model.rotary, model.head) == (False, False, False, "classification")
+
+
+def test_gpt2_names_are_understood() -> None:
+    config = {
+        "model_type": "gpt2",
+        "n_embd": 48,
+        "n_head": 4,
+        "n_layer": 2,
+        "vocab_size": 99,
+        "activation_function": "gelu_new",
+    }
+    model = Workload.from_config(config).model
+    assert (model.hidden_size, model.ffn_size, model.gated, model.causal) == (48, 192, False, True)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"tensor_parallel": 5}, "tensor_parallel=5 does not divide num_heads=24; choose one of 1, 2, 3, 4"),
+        ({"pipeline_parallel": 29}, "the model has 28"),
+        ({"pipeline_parallel": 2, "layers_per_stage": (15, 14)}, "in all 28, got"),
+        ({"context_parallel": 3}, "does not divide sequence_length=128"),
+        ({"microbatch_size": 0}, "microbatch_size must be a whole number >= 1, got 0"),
+        ({"microbatch_size": True}, "got True"),
+        ({"dtype": "int8"}, "bf16, fp16, fp32"),
+        ({"tensor_paralel": 2}, "unknown workload argument 'tensor_paralel'; known: "),
+    ],
+)
+def test_impossible_shapes_name_value_and_remedy(sizes: dict[str, object], message: str) -> None:
+    with pytest.raises(WorkloadError, match=message):
+        Workload.preset("llama3.2_3b", **sizes)
+
+
+def test_unknown_preset_names_the_near_one() -> None:
+    with pytest.raises(WorkloadError, match=r"did you mean llama3\.2_3b"):
+        Workload.preset("llama3.2-3b")
+
+
+def test_kv_heads_must_divide_heads() -> None:
+    with pytest.raises(WorkloadError, match="num_kv_heads must divide num_heads = 4, got 3"):
+        Workload.from_config(LLAMA | {"num_key_value_heads": 3})
+
+
+def test_missing_size_and_experts_are_refused() -> None:
+    with pytest.raises(WorkloadError, match="has none of hidden_size"):
+        Workload.from_config({"model_type": "llama", "num_attention_heads": 2})
+    with pytest.raises(WorkloadError, match="mixture-of-experts"):
+        Workload.from_config(LLAMA | {"num_local_experts": 8})
+
+
+def test_no_such_stage_or_phase() -> None:
+    w = Workload.preset("bert_base")
+    with pytest.raises(WorkloadError, match="no pipeline stage 1"):
+        w.partitions("forward", stage=1, nanobatched=False)
+    with pytest.raises(WorkloadError, match="phase must be"):
+        w.partitions("sideways", nanobatched=False)  # type: ignore[arg-type]
+
+
+def test_every_preset_builds_and_has_a_distinct_key() -> None:
+    keys = [str(Workload.preset(name).key()) for name in preset_names()]
+    assert len(set(keys)) == len(keys) == 9
+
+
+def test_key_changes_with_every_size() -> None:
+    w = Workload.preset("llama3.2_1b")
+    changed = {
+        "tensor_parallel": 2,
+        "microbatch_size": 2,
+        "sequence_length": 64,
+        "activation_checkpointing": True,
+        "dtype": "fp32",
+    }
+    for name, value in changed.items():
+        assert w.with_sizes(**{name: value}).key() != w.key(), name
