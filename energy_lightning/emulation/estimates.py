@@ -54,7 +54,8 @@ def emulate_partitions(
         sm_count: SMs lent to the collective, scalar or (n,); None takes the library's default.
         block_threads: threads a block of the collective's kernel, scalar or (n,).
         launch: operator beside which the collective starts; None: the collective runs first, exposed.
-        join: operator after which compute waits for the collective; None: the last one.
+        join: operator before which compute waits for the collective (after it, where that is also `launch`); None: the
+            end of the partition.
 
     Returns:
         two arrays (n,).
@@ -69,13 +70,13 @@ def emulate_partitions(
         np.asarray(counts, dtype=np.float64),
         np.asarray(block_threads, dtype=np.float64),
         _indices(launch, names, EXPOSED, "launch"),
-        _indices(join, names, len(names) - 1, "join"),
+        _indices(join, names, len(names), "join"),
     )
     for frequency in np.unique(arrays[0]):
-        gpu.check_frequency(int(frequency) if frequency.is_integer() else float(frequency))  # type: ignore[arg-type]
+        gpu.check_frequency(frequency)
     if collective is not None:
         for count in np.unique(arrays[1]):
-            gpu.check_sm_count(int(count))
+            gpu.check_sm_count(count)
     return partition_time_and_energy(operators, collective, gpu, Configurations(*arrays))
 
 
@@ -131,6 +132,28 @@ def emulate_scheduled(partition: Partition, gpu: GPU, frequency_mhz: int, schedu
         block_threads=chosen.block_threads,
         launch=chosen.launch if partition.launch_points else None,
     )
+
+
+def emulate_phase_curve(
+    workload: Workload, gpu: GPU, phase_plan: PhasePlan, frequencies_mhz: Sequence[int], *, stage: int = 0
+) -> tuple[Floats, Floats]:
+    """`emulate_phase` at each of `frequencies_mhz` (not the plan's own): time (s) and energy (J), (n,) each."""
+    time_s, energy_j = np.zeros(len(frequencies_mhz)), np.zeros(len(frequencies_mhz))
+    for partition in workload.partitions(phase_plan.phase, stage=stage, nanobatched=phase_plan.nanobatched):
+        schedule = phase_plan.schedules.get(partition.name, phase_plan.schedules.get(partition.key))
+        chosen = default_schedule(partition) if schedule is None else schedule
+        once_s, once_j = emulate_partitions(
+            partition.operators,
+            partition.collective,
+            gpu,
+            frequency_mhz=frequencies_mhz,
+            sm_count=chosen.sm_count,
+            block_threads=chosen.block_threads,
+            launch=chosen.launch if partition.launch_points else None,
+        )
+        time_s += partition.count * once_s
+        energy_j += partition.count * once_j
+    return time_s, energy_j
 
 
 def emulate_phase(workload: Workload, gpu: GPU, phase_plan: PhasePlan, *, stage: int = 0) -> Estimate:

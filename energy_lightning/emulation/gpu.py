@@ -62,9 +62,12 @@ class Links:
     link_bytes_per_s: float
     latency_s: float
     sm_bytes_per_s: float
+    sm_latency_share: float
     threads_exponent: float
     default_sms: int
     slowdown_by_memory: float
+    slowdown_by_linear: float
+    stall_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,21 +197,21 @@ class GPU:
         drop = self.power.voltage_slope * (1.0 - self.clock_ratio(frequency_mhz))
         return np.maximum(self.power.voltage_floor, 1.0 - drop) ** 2
 
-    def check_frequency(self, frequency_mhz: int) -> None:
+    def check_frequency(self, frequency_mhz: float) -> None:
         """DeviceError naming the nearest clocks if `frequency_mhz` cannot be locked."""
         known = self.frequencies_mhz
         if frequency_mhz not in known:
             nearest = sorted(sorted(known, key=lambda f: abs(f - frequency_mhz))[:2])
             raise DeviceError(
-                f"{self.display_name} has no SM clock of {frequency_mhz} MHz; nearest: "
+                f"{self.display_name} has no SM clock of {frequency_mhz:g} MHz; nearest: "
                 f"{', '.join(map(str, nearest))} (range {known[0]} to {known[-1]} MHz, step {self.clocks.step_mhz})"
             )
 
-    def check_sm_count(self, sm_count: int) -> None:
+    def check_sm_count(self, sm_count: float) -> None:
         """DeviceError unless a collective may take `sm_count` SMs (one must be left to compute)."""
-        if not 1 <= sm_count < self.num_sms:
+        if not (1 <= sm_count < self.num_sms and sm_count == int(sm_count)):
             raise DeviceError(
-                f"{self.display_name} cannot lend {sm_count} SMs to a collective; choose 1 to {self.num_sms - 1}"
+                f"{self.display_name} cannot lend {sm_count:g} SMs to a collective; choose 1 to {self.num_sms - 1}"
             )
 
     def with_constants(self, **constants: float) -> GPU:

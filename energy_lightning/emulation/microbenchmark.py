@@ -26,12 +26,14 @@ def attention_microbenchmark() -> tuple[tuple[Operator, ...], Collective]:
 
     attention_flops = 4.0 * tokens * _SEQUENCE * width
     operators = (
-        memory("bias_dropout_add", 4 * tokens * _HIDDEN, 2),
+        memory("bias_dropout_add", 7.5 * tokens * _HIDDEN, 3),
         memory("layernorm", 2 * tokens * _HIDDEN, 1),
+        memory("qkv_postprocess", 0, 0),
         linear("linear_qkv", _HIDDEN, 3 * width),
-        memory("qkv_postprocess", 6 * tokens * width, 1),
-        memory("rotary", 4 * tokens * width, 2),
-        Operator("dot_product_attention", "attention", attention_flops, 4 * tokens * width * _VALUE_BYTES, 1, "fp16"),
+        memory("rotary", 9 * 2 * tokens * width, 10),
+        Operator(
+            "dot_product_attention", "attention", attention_flops, 4 * tokens * width * _VALUE_BYTES, 1, "fp16", 0.94
+        ),
         linear("linear_proj", width, _HIDDEN),
     )
     return operators, Collective("all_reduce", tokens * _HIDDEN * _VALUE_BYTES, _GPUS)

@@ -6,7 +6,7 @@ slowly the busier the operator keeps the memory. Rates are constant within (oper
 each operator has a closed form and no time stepping is needed; all formulas are elementwise over configurations.
 
 Operator alone:  t = (compute^p + issue^p + dram^p)^(1/p) + kernels x launch overhead,   p = 3 (a smooth maximum)
-    compute = flops / (efficiency x peak x clock ratio x SM share)          matrix units
+    compute = flops / (efficiencies x peak x clock ratio x SM share)          matrix units
     issue   = bytes / (SMs x clock x bytes per cycle)                       load/store path of the SMs
     dram    = bytes / (efficiency x bandwidth left by the collective)       device memory
 
@@ -37,7 +37,8 @@ class Configurations:
     Attributes:
         frequency_mhz, sm_count, block_threads: (n,) floats.
         launch: (n,) integers, index of the operator beside which the collective starts, or EXPOSED.
-        join: (n,) integers, index of the operator after which compute waits for the collective.
+        join: (n,) integers, index of the operator before which compute waits for the collective (after it, where it is
+            launched beside that very operator); the number of operators: no wait before the end.
     """
 
     frequency_mhz: Floats
@@ -53,18 +54,19 @@ def operator_time_s(
     """Time (s) on `num_sms` SMs with `bandwidth` bytes/s of device memory, and the share of it that memory is busy."""
     scale = gpu.clock_ratio(frequency_mhz) * (num_sms / gpu.num_sms)
     efficiency = gpu.compute.attention_efficiency if operator.kind == "attention" else gpu.compute.linear_efficiency
-    compute = operator.flops / (efficiency * gpu.compute.peak_flops_per_s[operator.dtype] * scale)
+    compute = operator.flops / (operator.efficiency * efficiency * gpu.compute.peak_flops_per_s[operator.dtype] * scale)
     issue = operator.bytes / (gpu.memory.sm_bytes_per_cycle * num_sms * frequency_mhz * 1e6)
     dram = operator.bytes / np.asarray(bandwidth, dtype=np.float64)
     busy = (compute**_SMOOTHNESS + issue**_SMOOTHNESS + dram**_SMOOTHNESS) ** (1.0 / _SMOOTHNESS)
     time_s = busy + operator.num_kernels * gpu.compute.launch_overhead_s
-    return time_s, dram / time_s
+    return time_s, dram / np.maximum(time_s, 1e-15)  # an operator of no work takes no time
 
 
 def collective_time_s(collective: Collective, gpu: GPU, configurations: Configurations) -> Floats:
     """Time (s) of the collective with nothing beside it."""
     links, threads = gpu.collective, configurations.block_threads / 1024.0
-    per_sm = links.sm_bytes_per_s * gpu.clock_ratio(configurations.frequency_mhz) * threads**links.threads_exponent
+    slower = links.sm_latency_share + (1.0 - links.sm_latency_share) / gpu.clock_ratio(configurations.frequency_mhz)
+    per_sm = links.sm_bytes_per_s * (collective.group_size - 1) * threads**links.threads_exponent / slower
     wire = collective.wire_bytes
     return wire / (configurations.sm_count * per_sm) + wire / links.link_bytes_per_s + links.latency_s
 
@@ -89,7 +91,7 @@ def partition_time_and_energy(
     remaining_s = alone_s.copy()  # of the collective, in seconds of running alone
     exposed = c.launch == EXPOSED
     time_s = np.where(exposed, remaining_s, 0.0)
-    collective_s, compute_s = time_s.copy(), np.zeros(n)
+    collective_s, active_s = time_s.copy(), np.zeros(n)
     remaining_s = np.where(exposed, 0.0, remaining_s)
     energy_j = np.zeros(n)
     for i, operator in enumerate(operators):
@@ -97,20 +99,25 @@ def partition_time_and_energy(
         shared_s, memory_busy = operator_time_s(
             operator, gpu, c.frequency_mhz, gpu.num_sms - c.sm_count, bandwidth - drawn
         )
-        rate = 1.0 / (1.0 + gpu.collective.slowdown_by_memory * memory_busy)
+        beside_linear = gpu.collective.slowdown_by_linear if operator.kind == "linear" else 0.0
+        rate = 1.0 / (1.0 + gpu.collective.slowdown_by_memory * memory_busy + beside_linear)
+        before_s = np.where((c.join == i) & (c.launch < i), remaining_s, 0.0)
+        remaining_s = remaining_s - before_s
         running = (c.launch <= i) & (remaining_s > 0.0)
         together_s = np.where(running, np.minimum(shared_s, remaining_s / rate), 0.0)
-        spent_s = together_s + (1.0 - together_s / shared_s) * solo_s
+        spent_s = together_s + (1.0 - together_s / np.maximum(shared_s, 1e-15)) * solo_s
         remaining_s = np.where(running, np.maximum(remaining_s - together_s * rate, 0.0), remaining_s)
-        wait_s = np.where(c.join == i, remaining_s, 0.0)
-        remaining_s = remaining_s - wait_s
-        time_s += spent_s + wait_s
-        compute_s += spent_s
-        collective_s += together_s + wait_s
+        after_s = np.where((c.join == i) & (c.launch == i), remaining_s, 0.0)
+        remaining_s = remaining_s - after_s
+        time_s += before_s + spent_s + after_s
+        active_s += spent_s - together_s * c.sm_count / gpu.num_sms
+        collective_s += before_s + together_s + after_s
         energy_j += _operator_energy_j(operator, gpu, v2)
     time_s += remaining_s
     collective_s += remaining_s
+    if collective:
+        time_s += gpu.collective.stall_s
     power = gpu.power
-    energy_j += (power.static_w + power.idle_clock_w * fv2) * time_s + power.sm_active_w * fv2 * compute_s
+    energy_j += (power.static_w + power.idle_clock_w * fv2) * time_s + power.sm_active_w * fv2 * active_s
     energy_j += power.sm_collective_w * c.sm_count * fv2 * collective_s + power.joule_per_link_byte * wire
     return time_s, energy_j

@@ -10,7 +10,7 @@ from energy_lightning.workload import Workload
 
 
 def executed(workload: Workload, phase: str) -> Counter[tuple[str, str]]:
-    """(compute segment, kind of collective beside it) by walking layers and nanobatches; the segments' names are given."""
+    """How often each (compute segment, kind of collective beside it) comes by, walking layers and nanobatches."""
     forward = [("fwd_attn", "all_reduce"), ("fwd_mlp", "all_reduce")]
     backward = [("bwd_mlp", "all_reduce"), ("bwd_attn", "all_reduce")]
     if workload.context_parallel > 1:
