@@ -16,7 +16,7 @@ from energy_lightning.frontier import (
     compose_iteration,
     pareto_front,
 )
-from energy_lightning.measure import PartitionConfig
+from energy_lightning.measure import UNREACHABLE, PartitionConfig
 from energy_lightning.types import Budget, BudgetError, Measurement, Plan
 
 MAX_FREQUENCY = "max frequency"
@@ -79,39 +79,50 @@ def compose_outcome(
         BudgetError: no plan meets the budget; names what is reachable.
         FrontierError: plain execution has not been measured completely yet at any frequency.
     """
-    sequential = _frontier(tasks, measured, costs, _is_sequential)
-    everything = _frontier(tasks, measured, costs, lambda task, config: True)
-    if not sequential:
+    baseline = _at_highest_clock(tasks, measured, costs, _is_sequential)
+    if baseline is None:
         raise FrontierError("plain execution was not measured completely at any frequency: profile for longer")
-    baseline = _baseline(tasks, measured, costs)
+    sequential = _front([baseline, *_frontier(tasks, measured, costs, _is_sequential)])
+    everything = _front([baseline, *_frontier(tasks, measured, costs, lambda task, config: True)])
     chosen = choose(everything, budget, baseline_time_s=baseline.time_s)
     references = {
         MAX_FREQUENCY: _labelled(baseline, MAX_FREQUENCY),
         FREQUENCY_ONLY: _labelled(_closest(sequential, budget, baseline.time_s), FREQUENCY_ONLY),
     }
-    defaults = {task.default for task in tasks}
-    nanobatched = _frontier(
-        tasks, measured, costs, lambda task, config: task.nanobatched is not False and config in defaults
-    )
-    if nanobatched:
-        references[NANOBATCHING_ONLY] = _labelled(nanobatched[0], NANOBATCHING_ONLY)
+    nanobatched = _at_highest_clock(tasks, measured, costs, _is_nanobatched_by_default)
+    if nanobatched is not None:
+        references[NANOBATCHING_ONLY] = _labelled(nanobatched, NANOBATCHING_ONLY)
     references[KAREUS] = _labelled(chosen, KAREUS)
     return Outcome(references[KAREUS], {FREQUENCY_ONLY: sequential, KAREUS: everything}, references)
 
 
-def _baseline(tasks: Sequence[PartitionTask], measured: Measured, costs: IterationCosts) -> FrontierPoint:
-    """Plain execution at the highest frequency at which all of it could be measured."""
-    clocks_mhz = sorted({config.frequency_mhz for config in measured}, reverse=True)
-    for clock_mhz in clocks_mhz:
-        at_clock = {config: known for config, known in measured.items() if config.frequency_mhz == clock_mhz}
-        points = _frontier(tasks, at_clock, costs, _is_sequential)
+def _at_highest_clock(
+    tasks: Sequence[PartitionTask], measured: Measured, costs: IterationCosts, wanted: Wanted
+) -> FrontierPoint | None:
+    """The fastest iteration at the highest clock at which all of it could be measured, or None.
+
+    Where the GPU could not hold that clock (a power cap), what it did instead counts: that is what execution at maximum
+    frequency really takes. In searched plans a clock that cannot be had does not count.
+    """
+    for clock_mhz in sorted({config.frequency_mhz for config in measured}, reverse=True):
+        at_clock = {c: _as_it_ran(known) for c, known in measured.items() if c.frequency_mhz == clock_mhz}
+        points = _frontier(tasks, at_clock, costs, wanted)
         if points:
             return points[0]
-    raise FrontierError("plain execution was not measured completely at any frequency: profile for longer")
+    return None
+
+
+def _as_it_ran(known: Measurement) -> Measurement:
+    throttled = known.invalid_reason is not None and known.invalid_reason.startswith(UNREACHABLE)
+    return replace(known, invalid_reason=None) if throttled else known
 
 
 def _is_sequential(task: PartitionTask, config: PartitionConfig) -> bool:
     return task.nanobatched is not True
+
+
+def _is_nanobatched_by_default(task: PartitionTask, config: PartitionConfig) -> bool:
+    return task.nanobatched is not False and (task.space is None or config.schedule == task.default.schedule)
 
 
 def _closest(points: Sequence[FrontierPoint], budget: Budget, baseline_time_s: float) -> FrontierPoint:
@@ -139,6 +150,10 @@ def _frontier(
         parts = _parts(tasks, measured, nanobatched, wanted)
         if parts is not None:
             points += _composed(parts, costs)
+    return _front(points)
+
+
+def _front(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
     if not points:
         return []
     return [points[i] for i in pareto_front([p.time_s for p in points], [p.energy_j for p in points])]

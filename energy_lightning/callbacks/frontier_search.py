@@ -152,7 +152,7 @@ class FrontierSearch:
 
     def _learn(self, config: PartitionConfig, measurement: Measurement) -> None:
         task, optimizer = self._tasks[config.partition], self._optimizers.get(config.partition)
-        if optimizer is not None and config not in task.fixed:
+        if optimizer is not None and config.schedule != task.default.schedule:
             _tell(optimizer, task.candidate(config), measurement)
 
     def _note(self, name: str, optimizer: MultiPassOptimizer, num_asked: int) -> None:

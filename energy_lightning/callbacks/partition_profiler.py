@@ -27,6 +27,7 @@ from energy_lightning.types import DeviceError, EnergyLightningError, Measuremen
 
 REAL_TIME_PER_STEP_S = 60.0
 LEAST_EMULATED_PER_STEP = 64
+ALL_THE_REST = 1_000_000  # more than any search asks for
 
 
 class PartitionProfilerMixin:
@@ -176,7 +177,8 @@ class PartitionProfilerMixin:
         assert job.device is not None
         if job.device.emulated:
             steps_left = self._last_step - self._num_steps + 1 if self._last_step else math.inf
-            return max(LEAST_EMULATED_PER_STEP, math.ceil(num_to_come / max(1, steps_left)))
+            even_share = math.ceil(num_to_come / max(1, steps_left))
+            return ALL_THE_REST if steps_left <= 1 else max(LEAST_EMULATED_PER_STEP, even_share)
         return max(1, int(REAL_TIME_PER_STEP_S / (self._windows.window_s + self._windows.cool_down_s)))
 
     def _measure(self, trainer: Any, job: JobStrategy, requests: Sequence[Request]) -> list[Measurement]:

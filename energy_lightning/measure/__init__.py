@@ -14,6 +14,7 @@ from energy_lightning.measure.meter import EnergyMeter, PowerSampler, probe_refr
 from energy_lightning.measure.plan_file import check_plan, load_plan, save_plan
 from energy_lightning.measure.run_key import describe_run, library_versions, run_hash
 from energy_lightning.measure.runner import (
+    UNREACHABLE,
     CallableRunner,
     EmulatedRunner,
     PartitionMeter,
@@ -23,6 +24,7 @@ from energy_lightning.measure.runner import (
 from energy_lightning.measure.store import MeasurementStore
 
 __all__ = [
+    "UNREACHABLE",
     "AppendLog",
     "CallableRunner",
     "EmulatedRunner",

@@ -141,29 +141,29 @@ class PartitionMeter:
         """Measure one configuration. The clock stays locked afterwards (see `measure_all`).
 
         A failure is a result: a clock that cannot be had after all retries, or a window that stays void, comes back
-        as a measurement with an `invalid_reason`.
+        as a measurement with an `invalid_reason`. Where the clock cannot be had, time and energy are those of the clock
+        that the GPU ran at (`actual_mhz`).
         """
         run = self._runner.prepare(partition, config.schedule)
         self.num_measured += 1
-        measurement = self._attempt(run, config)
-        for _ in range(self._settings.max_retries):
+        for retries_left in range(self._settings.max_retries, -1, -1):
+            measurement = self._attempt(run, config, is_last=retries_left == 0)
             if measurement.valid:
                 break
-            measurement = self._attempt(run, config)
         return measurement
 
     def close(self) -> None:
         """Stop background sampling, if any."""
         self._meter.close()
 
-    def _attempt(self, run: Run, config: PartitionConfig) -> Measurement:
+    def _attempt(self, run: Run, config: PartitionConfig, *, is_last: bool) -> Measurement:
         device, settings = self._device, self._settings
         try:
             if device.can_lock_frequency:
                 device.lock_frequency(config.frequency_mhz)
             run_time_s = self._warm_up(run)
             fault = self._clock_fault(config)
-            if fault is not None:
+            if fault is not None and not is_last:
                 return self._result(config, run_time_s, None, fault)
             num_runs = max(1, math.ceil(settings.window_s / run_time_s))
             self._meter.start(synchronize=True)

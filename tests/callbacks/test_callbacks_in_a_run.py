@@ -97,6 +97,15 @@ def test_training_that_is_too_short_goes_on_with_the_best_so_far_and_says_so(tmp
     assert trainer.callbacks[2].plan is trainer.strategy.applied_plan
 
 
+@pytest.mark.parametrize("max_steps", [3, 4, 7])
+def test_an_emulated_gpu_is_profiled_completely_in_however_few_steps(tmp_path: Path, max_steps: int) -> None:
+    long, short = trainer_in(tmp_path / "long"), trainer_in(tmp_path / "short", max_steps=max_steps)
+    long.fit()
+    short.fit()
+    assert short.callbacks[2].plan == long.callbacks[2].plan
+    assert not lines_of(short, "longer than")
+
+
 def test_training_that_ends_before_profiling_begins_says_so_once(tmp_path: Path) -> None:
     trainer = trainer_in(tmp_path, all_callbacks(warmup_steps=5), max_steps=3)
     trainer.fit()

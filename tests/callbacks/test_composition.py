@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -91,6 +92,10 @@ def every_plan(measured: dict[PartitionConfig, Measurement]) -> list[tuple[float
     return plans
 
 
+def fields(known: Measurement) -> dict[str, Any]:
+    return {name: getattr(known, name) for name in ("time_s", "energy_j", "source")}
+
+
 def outcome_for(budget: Budget, seed: int = 0, **options: float) -> Outcome:
     return compose_outcome(TASKS, table(seed, **options), COSTS, budget)
 
@@ -160,6 +165,21 @@ def test_an_unreachable_highest_clock_moves_the_baseline_and_leaves_no_nan() -> 
     outcome = compose_outcome(TASKS, measured, COSTS, Budget("min_energy"))
     assert plan_of(outcome.references[MAX_FREQUENCY]).forward.frequency_mhz == 1000
     assert all(math.isfinite(p.time_s + p.energy_j) for p in outcome.frontiers[KAREUS])
+
+
+def test_a_throttled_highest_clock_is_the_baseline_as_it_ran_but_no_searched_plan() -> None:
+    measured = {
+        config: Measurement(**{**fields(known), "invalid_reason": "unreachable: asked for 1400 MHz, seen 1380 MHz"})
+        if config.frequency_mhz == 1400
+        else known
+        for config, known in table().items()
+    }
+    outcome = compose_outcome(TASKS, measured, COSTS, Budget("max_slowdown", 0.0))
+    expected = outcome_for(Budget("min_energy")).references
+    assert outcome.references[MAX_FREQUENCY] == expected[MAX_FREQUENCY]
+    assert outcome.references[NANOBATCHING_ONLY] == expected[NANOBATCHING_ONLY]
+    for point in outcome.frontiers[KAREUS]:
+        assert plan_of(point).forward.frequency_mhz == 1000 or point.time_s == outcome.references[MAX_FREQUENCY].time_s
 
 
 def test_nanobatches_not_measured_yet_leave_the_sequential_plans() -> None:

@@ -62,11 +62,12 @@ def test_plain_execution_at_the_highest_clock_comes_first(path: Path) -> None:
 
 
 def test_the_composed_prediction_is_what_the_iteration_really_takes(path: Path) -> None:
-    search, meter, _ = make(path)
+    unlimited = A100.with_constants(power__limit_w=1000.0)  # emulate_iteration knows no throttling
+    search, meter, _ = make(path, unlimited)
     run(search, meter)
     outcome = search.outcome(Budget("min_energy"))
     for point in outcome.references.values():
-        truth = emulate_iteration(WORKLOAD, A100, point.choice)
+        truth = emulate_iteration(WORKLOAD, unlimited, point.choice)
         switches = point.choice.forward.frequency_mhz != point.choice.backward.frequency_mhz
         assert point.time_s == pytest.approx(truth.time_s + 2 * A100.switch_time_s * switches)
         assert point.energy_j == pytest.approx(truth.energy_per_gpu_j, rel=0.06)  # measured warmer or cooler
@@ -109,6 +110,22 @@ def test_unreachable_clocks_end_up_in_no_plan(path: Path, tmp_path: Path) -> Non
                 assert known is not None
                 assert known.valid
     assert np.isfinite([p.energy_j for p in search.outcome(Budget("min_energy")).frontiers["kareus"]]).all()
+
+
+def test_a_throttled_baseline_is_what_the_gpu_really_does_and_can_be_chosen(path: Path, tmp_path: Path) -> None:
+    free, meter, known = make(tmp_path / "free.jsonl")
+    run(free, meter)
+    plain = [m for c, m in known.measurements().items() if c.frequency_mhz == 1410 and c.schedule is None]
+    top_w = max((m.energy_j or 0.0) / m.time_s for m in plain)
+    search, meter, store = make(path, A100.with_constants(power__limit_w=0.97 * top_w))
+    run(search, meter)
+    throttled = [m for c, m in store.measurements().items() if not m.valid]
+    assert throttled
+    assert all(m.energy_j is not None and m.actual_mhz is not None and m.actual_mhz < 1410 for m in throttled)
+    outcome = search.outcome(Budget("max_slowdown", 0.0))
+    baseline = outcome.references["max frequency"]
+    assert baseline.choice.forward.frequency_mhz == baseline.choice.backward.frequency_mhz == 1410
+    assert outcome.chosen.time_s <= baseline.time_s
 
 
 def test_every_searched_partition_is_known_at_every_clock_in_the_end(path: Path) -> None:
