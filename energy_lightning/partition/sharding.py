@@ -16,11 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from energy_lightning.partition.architectures.base import SHARD_ATTRIBUTE
 from energy_lightning.partition.recognition import BlockStack, check_tensor_parallel_size
 
 logger = logging.getLogger(__name__)
-
-_ATTRIBUTE = "tensor_parallel_shard"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,7 @@ class Shard:
 
 def shard_of(parameter: Tensor) -> Shard | None:
     """How a parameter is sharded; None: every rank holds all of it."""
-    return getattr(parameter, _ATTRIBUTE, None)
+    return getattr(parameter, SHARD_ATTRIBUTE, None)
 
 
 def local_part(full: Tensor, shard: Shard, group: dist.ProcessGroup) -> Tensor:
@@ -70,7 +69,7 @@ def _shard_parameter(parameter: Tensor, shard: Shard, group: dist.ProcessGroup) 
         gradient, parameter.grad = parameter.grad, None
         parameter.data = local_part(parameter.data, shard, group)
         parameter.grad = None if gradient is None else local_part(gradient, shard, group)
-    setattr(parameter, _ATTRIBUTE, shard)
+    setattr(parameter, SHARD_ATTRIBUTE, shard)
 
 
 def full_state_dict(module: nn.Module, group: dist.ProcessGroup) -> dict[str, Any]:

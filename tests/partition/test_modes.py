@@ -46,6 +46,18 @@ def test_autocast_is_kept_where_backward_recomputes(kind: str, checkpointing: bo
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_recomputation_under_autocast_repeats_the_forward(kind: str) -> None:
+    found = []
+    for checkpointing in (False, True):
+        model, _, _ = _installed(kind, checkpointing=checkpointing)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = loss_of(model, make_batch(kind, 4))
+        loss.backward()
+        found.append(gradients(model))
+    assert_close(found[1], found[0], tolerance=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_backward_inside_autocast_does_not_reuse_casts_made_without_a_graph(kind: str) -> None:
     model, _, reference = _installed(kind, checkpointing=True)
     batch = make_batch(kind, 4)

@@ -3,8 +3,8 @@
 Every block is a chain of glue and bodies. Between them travels a pair: `h`, the residual stream, and `y`, the
 all-reduced output of the last body (None before the first):
 
-    glue (h, y) -> (h', x)      residual add, dropout, bias after a row-parallel linear, norm: the operator norm_0
-    body  x -> y                column-parallel linears, attention or activation, row-parallel linear without its bias
+    glue (h, y) -> (h', x)      residual add, dropout, a sharded row-parallel linear's bias, norm: operator norm_0
+    body  x -> y                column-parallel linears, attention or activation, row-parallel linear
     leave (h, y) -> hidden      what is left after the last body
 
 `h`, `x`, `y` and `hidden` are (batch, sequence, hidden size). With tensor parallelism `y` is a partial sum until the
@@ -25,6 +25,9 @@ from energy_lightning.partition.calls import BlockCall
 
 Operator = Callable[..., tuple[Tensor, ...]]
 """(layer, call, *outputs of the operator before it) -> outputs."""
+
+SHARD_ATTRIBUTE = "tensor_parallel_shard"
+"""Name of the attribute on parameters that hold one rank's part."""
 
 Glue = Callable[[Any, Any, Tensor, "Tensor | None"], tuple[Tensor, ...]]
 """(layer of the body before, layer of the body after, h, y) -> (h', x); either layer is None at an end of the stack."""
@@ -78,14 +81,23 @@ def linear(module: nn.Linear, x: Tensor) -> Tensor:
     return functional.linear(x, module.weight, module.bias)
 
 
-def linear_without_bias(module: nn.Linear, x: Tensor) -> Tensor:
-    """A row-parallel linear: (..., in of this rank) -> partial sum (..., out); the glue adds the bias once."""
-    return functional.linear(x, module.weight)
+def row_linear(module: nn.Linear, x: Tensor) -> Tensor:
+    """A row-parallel linear: (..., in of this rank) -> (..., out), without the bias if that is deferred."""
+    return functional.linear(x, module.weight, None if _is_shard(module) else module.bias)
 
 
-def add_bias(y: Tensor, bias: Tensor | None) -> Tensor:
-    """The bias that a row-parallel linear left out."""
-    return y if bias is None else y + bias
+def add_deferred_bias(module: nn.Linear, y: Tensor) -> Tensor:
+    """Adds, once, the bias that a sharded row-parallel linear leaves out of each rank's partial sum."""
+    return y + module.bias if has_deferred_bias(module) else y
+
+
+def has_deferred_bias(module: nn.Linear) -> bool:
+    """Whether glue adds the bias of a row-parallel linear; an unsharded one adds it itself, in one kernel."""
+    return module.bias is not None and _is_shard(module)
+
+
+def _is_shard(module: nn.Linear) -> bool:
+    return hasattr(module.weight, SHARD_ATTRIBUTE)
 
 
 def split_heads(x: Tensor, head_dim: int) -> Tensor:

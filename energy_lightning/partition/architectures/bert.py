@@ -8,10 +8,10 @@ from torch import Tensor
 
 from energy_lightning.partition.architectures.base import (
     Architecture,
-    add_bias,
+    add_deferred_bias,
     attend,
     linear,
-    linear_without_bias,
+    row_linear,
     split_heads,
 )
 from energy_lightning.partition.calls import BlockCall
@@ -35,7 +35,7 @@ def _attend(layer: Any, call: BlockCall, query: Tensor, key: Tensor, value: Tens
 
 
 def _project(layer: Any, call: BlockCall, attended: Tensor) -> tuple[Tensor, ...]:
-    return (linear_without_bias(layer.attention.output.dense, attended),)
+    return (row_linear(layer.attention.output.dense, attended),)
 
 
 def _intermediate(layer: Any, call: BlockCall, x: Tensor) -> tuple[Tensor, ...]:
@@ -47,12 +47,12 @@ def _activate(layer: Any, call: BlockCall, x: Tensor) -> tuple[Tensor, ...]:
 
 
 def _down(layer: Any, call: BlockCall, activated: Tensor) -> tuple[Tensor, ...]:
-    return (linear_without_bias(layer.output.dense, activated),)
+    return (row_linear(layer.output.dense, activated),)
 
 
 def _add_and_norm(output: Any, h: Tensor, y: Tensor) -> Tensor:
-    """`output` is a BertSelfOutput or a BertOutput: dense (already applied, bias left), dropout, LayerNorm."""
-    normed: Tensor = output.LayerNorm(output.dropout(add_bias(y, output.dense.bias)) + h)
+    """`output` is a BertSelfOutput or a BertOutput, whose dense has made y: dropout, residual, LayerNorm."""
+    normed: Tensor = output.LayerNorm(output.dropout(add_deferred_bias(output.dense, y)) + h)
     return normed
 
 

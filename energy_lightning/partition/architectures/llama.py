@@ -9,10 +9,11 @@ from torch import Tensor
 
 from energy_lightning.partition.architectures.base import (
     Architecture,
-    add_bias,
+    add_deferred_bias,
     attend,
+    has_deferred_bias,
     linear,
-    linear_without_bias,
+    row_linear,
     split_heads,
 )
 from energy_lightning.partition.calls import BlockCall
@@ -39,7 +40,7 @@ def _attend(layer: Any, call: BlockCall, query: Tensor, key: Tensor, value: Tens
 
 
 def _project(layer: Any, call: BlockCall, attended: Tensor) -> tuple[Tensor, ...]:
-    return (linear_without_bias(layer.self_attn.o_proj, attended),)
+    return (row_linear(layer.self_attn.o_proj, attended),)
 
 
 def _gate_and_up(layer: Any, call: BlockCall, x: Tensor) -> tuple[Tensor, ...]:
@@ -51,21 +52,21 @@ def _activate(layer: Any, call: BlockCall, gate: Tensor, up: Tensor) -> tuple[Te
 
 
 def _down(layer: Any, call: BlockCall, activated: Tensor) -> tuple[Tensor, ...]:
-    return (linear_without_bias(layer.mlp.down_proj, activated),)
+    return (row_linear(layer.mlp.down_proj, activated),)
 
 
 def _enter_attention(before: Any, after: Any, h: Tensor, y: Tensor | None) -> tuple[Tensor, ...]:
-    h = h if y is None else h + add_bias(y, before.mlp.down_proj.bias)
+    h = h if y is None else h + add_deferred_bias(before.mlp.down_proj, y)
     return h, after.input_layernorm(h)
 
 
 def _enter_mlp(before: Any, after: Any, h: Tensor, y: Tensor | None) -> tuple[Tensor, ...]:
-    h = h if y is None else h + add_bias(y, before.self_attn.o_proj.bias)
+    h = h if y is None else h + add_deferred_bias(before.self_attn.o_proj, y)
     return h, after.post_attention_layernorm(h)
 
 
 def _leave(before: Any, after: Any, h: Tensor, y: Tensor | None) -> tuple[Tensor, ...]:
-    return (h if y is None else h + add_bias(y, before.mlp.down_proj.bias),)
+    return (h if y is None else h + add_deferred_bias(before.mlp.down_proj, y),)
 
 
 LLAMA = Architecture(
@@ -82,7 +83,7 @@ LLAMA = Architecture(
     enter_attention=_enter_attention,
     enter_mlp=_enter_mlp,
     leave=_leave,
-    entry_is_sum=lambda before: before.mlp.down_proj.bias is None,
+    entry_is_sum=lambda before: not has_deferred_bias(before.mlp.down_proj),
     draws_random=lambda layer: layer.self_attn.training and layer.self_attn.attention_dropout > 0.0,
     unsupported=lambda layer: None,
 )
