@@ -11,7 +11,7 @@ demo: install
 	$(BIN)/energy-lightning demo
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: install
 	$(BIN)/ruff check .
