@@ -14,11 +14,11 @@ from energy_lightning.callbacks.composition import (
     outcome_to_dict,
     plan_of,
 )
-from energy_lightning.callbacks.frontier_search import FrontierSearch, Request, SearchSettings
+from energy_lightning.callbacks.frontier_search import FrontierSearch, SearchSettings
 from energy_lightning.callbacks.job import JobStrategy, job_of, on_rank_zero, say
 from energy_lightning.callbacks.spaces import partition_tasks
 from energy_lightning.frontier import FrontierPoint
-from energy_lightning.measure import AppendLog, MeasurementStore, run_hash, save_plan
+from energy_lightning.measure import AppendLog, MeasurementStore, Request, run_hash, save_plan
 from energy_lightning.search import BatchSizes
 from energy_lightning.types import Budget, BudgetError, Measurement, Plan, StrategyError
 

@@ -11,12 +11,9 @@ import numpy as np
 
 from energy_lightning.callbacks.composition import IterationCosts, Outcome, compose_outcome
 from energy_lightning.callbacks.spaces import PartitionTask
-from energy_lightning.measure import MeasurementStore, PartitionConfig
+from energy_lightning.measure import MeasurementStore, PartitionConfig, Request
 from energy_lightning.search import BatchSizes, MultiPassOptimizer
 from energy_lightning.types import Budget, Measurement
-from energy_lightning.workload import Partition
-
-Request = tuple[Partition, PartitionConfig]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

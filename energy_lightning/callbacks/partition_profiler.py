@@ -10,7 +10,6 @@ from typing import Any, Literal
 import numpy as np
 
 from energy_lightning.callbacks.frontier_optimizer import FrontierOptimizerMixin
-from energy_lightning.callbacks.frontier_search import Request
 from energy_lightning.callbacks.job import (
     FAILURES,
     JobStrategy,
@@ -21,7 +20,7 @@ from energy_lightning.callbacks.job import (
     say,
 )
 from energy_lightning.callbacks.progress import ProfilingProgress
-from energy_lightning.measure import EmulatedRunner, EnergyMeter, EnergyTotal, PartitionMeter, WindowSettings
+from energy_lightning.measure import EmulatedRunner, EnergyMeter, EnergyTotal, PartitionMeter, Request, WindowSettings
 from energy_lightning.measure.meter import probe_refresh_s
 from energy_lightning.types import DeviceError, EnergyLightningError, Measurement, MeasurementError
 

@@ -19,6 +19,7 @@ from energy_lightning.measure.runner import (
     EmulatedRunner,
     PartitionMeter,
     PartitionRunner,
+    Request,
     WindowSettings,
 )
 from energy_lightning.measure.store import MeasurementStore
@@ -35,6 +36,7 @@ __all__ = [
     "PartitionMeter",
     "PartitionRunner",
     "PowerSampler",
+    "Request",
     "WindowReading",
     "WindowSettings",
     "check_plan",

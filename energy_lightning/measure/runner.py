@@ -170,9 +170,8 @@ class PartitionMeter:
             run(num_runs)
             reading = self._meter.stop(synchronize=True)
             self.window_time_s += reading.time_s
-            fault = self._clock_fault(config) or reading.invalid_reason
-            if reading.energy_j is None and self._meter.source == "none":
-                fault = self._clock_fault(config)  # time alone is still worth having
+            void = None if reading.source == "none" else reading.invalid_reason  # time alone is worth having
+            fault = self._clock_fault(config) or void
             return self._result(config, reading.time_s / num_runs, _per_run(reading, num_runs), fault)
         finally:
             device.idle(settings.cool_down_s)

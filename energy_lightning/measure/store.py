@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -138,8 +138,3 @@ def _parse(row: Mapping[str, Any]) -> tuple[PartitionConfig, Measurement]:
     if not math.isfinite(measurement.time_s):
         raise MeasurementError(f"time_s must be finite, got {measurement.time_s!r}")
     return PartitionConfig.from_dict(row["partition"], row["config"]), measurement
-
-
-def count_known(store: MeasurementStore, configs: Iterable[PartitionConfig]) -> int:
-    """How many of the configurations need no measuring."""
-    return sum(store.known(config) is not None for config in configs)
