@@ -117,7 +117,7 @@ def build_trainer(config: Config, folder: RunFolder, recorder: Callback) -> Trai
     """Lightning's Trainer; ConfigError for an argument that it does not have, or that the run sets itself."""
     own: dict[str, Any] = {
         "logger": CSVLogger(folder.path, name="", version=""),  # metrics.csv in the folder itself
-        "callbacks": [ModelCheckpoint(dirpath=folder.path / "checkpoints"), recorder],
+        "callbacks": [ModelCheckpoint(dirpath=folder.path / "checkpoints", enable_version_counter=False), recorder],
         "default_root_dir": folder.path,
         "enable_model_summary": False,
         "num_sanity_val_steps": 0,

@@ -42,6 +42,13 @@ def test_mistakes_cost_one_line_and_exit_code_2(
     assert len(error.splitlines()) == 1
 
 
+def left_after_ctrl_c() -> SystemExit:
+    """What Lightning raises from its handler of a KeyboardInterrupt."""
+    left = SystemExit(1)
+    left.__context__ = KeyboardInterrupt()
+    return left
+
+
 def run_here(monkeypatch: pytest.MonkeyPatch, folder: Path, worker: Any, arguments: list[str]) -> int:
     monkeypatch.chdir(folder)
     monkeypatch.setattr(train, "run_worker", worker)
@@ -118,6 +125,7 @@ def test_impossible_settings_are_refused_before_anything_starts(
         (None, "completed", None),
         (ConfigError("no such thing"), "failed", "no such thing"),
         (KeyboardInterrupt(), "interrupted", "interrupted by the user"),
+        (left_after_ctrl_c(), "interrupted", "interrupted by the user"),
         (ZeroDivisionError("x"), "failed", "ZeroDivisionError: x"),
     ],
 )
