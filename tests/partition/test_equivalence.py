@@ -66,13 +66,16 @@ def test_mask_of_four_dimensions_given_by_the_user() -> None:
 LAUNCH_POINTS = {
     ("bert", "fwd_attn"): ("norm_0", "linear_0", "attn_0", "linear_1", None),
     ("llama", "fwd_attn"): ("norm_0", "linear_0", "rope_0", "attn_0", "linear_1", None),
+    ("bert", "fwd_mlp"): ("norm_0", "linear_0", "activation_0", "linear_1", None),
     ("llama", "fwd_mlp"): ("norm_0", "linear_0", "activation_0", "linear_1", None),
     ("bert", "bwd_mlp"): ("norm_0", "linear_1", "activation_0", "linear_0", None),
     ("llama", "bwd_mlp"): ("norm_0", "linear_1", "activation_0", "linear_0", None),
     ("bert", "bwd_attn"): ("norm_0", "linear_1", "attn_0", "linear_0", None),
     ("llama", "bwd_attn"): ("norm_0", "linear_1", "attn_0", "rope_0", "linear_0", None),
+    ("bert", "rec_attn"): ("norm_0", "linear_0", "attn_0", "linear_1", None),
     ("llama", "rec_attn"): ("norm_0", "linear_0", "rope_0", "attn_0", "linear_1", None),
     ("bert", "rec_mlp"): ("norm_0", "linear_0", "activation_0", "linear_1", None),
+    ("llama", "rec_mlp"): ("norm_0", "linear_0", "activation_0", "linear_1", None),
 }
 
 
