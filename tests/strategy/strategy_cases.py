@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,18 +54,23 @@ class Rows(Dataset[dict[str, Tensor]]):
         return {"input_ids": self.tokens[index], "labels": self.labels[index]}
 
 
-def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    """AdamW with two parameter groups: no weight decay for vectors."""
+def make_optimizer(model: nn.Module, name: str = "adamw") -> torch.optim.Optimizer:
+    """Two parameter groups: no weight decay for vectors.
+
+    "sgd" where the gradients' scale must show in the weights: Adam's steps hardly depend on it.
+    """
     groups = {
         True: [p for p in model.parameters() if p.dim() > 1],
         False: [p for p in model.parameters() if p.dim() < 2],
     }
+    if name == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
     return torch.optim.AdamW(
         [{"params": groups[True], "weight_decay": 0.1}, {"params": groups[False], "weight_decay": 0.0}], lr=1e-3
     )
 
 
-def lightning_module(model: nn.Module, package: str = "lightning.pytorch") -> Any:
+def lightning_module(model: nn.Module, package: str = "lightning.pytorch", optimizer: str = "adamw") -> Any:
     """A LightningModule around a transformers model, of either Lightning package."""
     pl = importlib.import_module(package)
 
@@ -89,7 +95,7 @@ def lightning_module(model: nn.Module, package: str = "lightning.pytorch") -> An
             return logits
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
-            return make_optimizer(self.model)
+            return make_optimizer(self.model, optimizer)
 
     return TextModule()
 
@@ -105,6 +111,7 @@ def trainer(package: str = "lightning.pytorch", **options: Any) -> Any:
         "enable_model_summary": False,
         "enable_checkpointing": False,
         "max_epochs": 1,
+        "default_root_dir": tempfile.mkdtemp(prefix="kareus_test_"),
     }
     return pl.Trainer(**{**quiet, **options})
 
@@ -125,11 +132,18 @@ def as_launched() -> Iterator[None]:
 
 
 def plain_training(
-    model: nn.Module, rows: Rows, *, batch_size: int, num_steps: int, accumulate: int = 1, clip: float | None = None
+    model: nn.Module,
+    rows: Rows,
+    *,
+    batch_size: int,
+    num_steps: int,
+    accumulate: int = 1,
+    clip: float | None = None,
+    optimizer_name: str = "adamw",
 ) -> nn.Module:
     """What one process without any of us makes of `model`: batches in order, gradients averaged over `accumulate`."""
     model = copy.deepcopy(model).train()
-    optimizer = make_optimizer(model)
+    optimizer = make_optimizer(model, optimizer_name)
     batches = iter(DataLoader(rows, batch_size=batch_size))
     for _ in range(num_steps):
         optimizer.zero_grad()
@@ -151,8 +165,6 @@ def assert_same_weights(actual: Mapping[str, Tensor], expected: Mapping[str, Ten
 
 def shared_folder(group: dist.ProcessGroup) -> Path:
     """A fresh temporary folder, the same one on all ranks."""
-    import tempfile
-
     folder: list[Any] = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(folder, 0, group=group)
     return Path(folder[0])
