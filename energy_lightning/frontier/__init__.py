@@ -2,8 +2,10 @@
 
 from energy_lightning.frontier.budget import FrontierPoint, choose
 from energy_lightning.frontier.compose import PartOption, PartProfile, compose_iteration
+from energy_lightning.frontier.deadline import solve_deadline, solve_straggler, trace_frontier
 from energy_lightning.frontier.noise import Candidate, MergedRepeats, NoisyValue, is_tie, merge_repeats, saving
 from energy_lightning.frontier.pareto import FrontierError, hypervolume, pareto_front
+from energy_lightning.frontier.pipeline import Option, PipelinePlan, PipelineProblem
 
 __all__ = [
     "Candidate",
@@ -11,8 +13,11 @@ __all__ = [
     "FrontierPoint",
     "MergedRepeats",
     "NoisyValue",
+    "Option",
     "PartOption",
     "PartProfile",
+    "PipelinePlan",
+    "PipelineProblem",
     "choose",
     "compose_iteration",
     "hypervolume",
@@ -20,4 +25,7 @@ __all__ = [
     "merge_repeats",
     "pareto_front",
     "saving",
+    "solve_deadline",
+    "solve_straggler",
+    "trace_frontier",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,43 +10,61 @@ from numpy.typing import NDArray
 
 from energy_lightning.search.space import Floats, SearchSpace
 
+CLOCK = "frequency_mhz"  # the parameter that acts on everything
 _NONE_POSITION = -0.5  # "not overlapped" lies beside, not among, the values of [0, 1]
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """`values` (n, d), ordered columns in about [0, 1]; `categorical` (d,) marks columns that are only equal or not.
+    """What a kernel compares; n candidates, d features, g groups.
 
     Frequencies, SM counts and thread counts act by their ratios, so positive numbers enter as logarithms. Words enter
     twice: by position, since launch points come in execution order, and as bare categories, in case the order means
     nothing; the length scales decide between the two.
+
+    Attributes:
+        values: (n, d), ordered features in about [0, 1].
+        categorical: (d,), features that are only equal or not.
+        groups: (g, d), features that act together: all of them, the clock alone, and all but the clock. In logarithms
+            the choice of schedule and the choice of clock nearly add up, so what is learnt at one clock helps at all.
     """
 
     values: Floats
     categorical: NDArray[np.bool_]
+    groups: NDArray[np.bool_]
 
-    def squared_differences(self, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> Iterator[Floats]:
-        """For each of the d features, the squared differences (len(rows), len(columns)); 0 or 1 for categories."""
-        for values, categorical in zip(self.values.T, self.categorical, strict=True):
-            difference = values[rows, None] - values[None, columns]
-            yield (difference != 0.0).astype(np.float64) if categorical else difference * difference
+    def squared_differences(self, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> Floats:
+        """Between pairs of candidates, per feature: (..., d) for index arrays that broadcast to (...)."""
+        difference = self.values[rows] - self.values[columns]
+        return np.where(self.categorical, difference != 0.0, difference * difference)
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    values: Floats
+    categorical: bool = False
+    group: str = ""  # "clock", "schedule", or neither
 
 
 def features(space: SearchSpace, prior: Floats | None = None) -> Features:
     """Features of all candidates. `prior` (n, 2), expected time and energy, adds its logarithms as two columns."""
-    columns: list[tuple[Floats, bool]] = []
+    columns: list[_Column] = []
     for name, codes in zip(space.names, space.codes().T, strict=True):
         values = space.column(name)
         words = any(isinstance(value, str) for value in values)
-        columns.append((_ordered(codes, logarithmic=not words), False))
+        group = "clock" if name == CLOCK else "schedule"
+        columns.append(_Column(_ordered(codes, logarithmic=not words), False, group))
         if words or None in values:
-            columns.append((np.nan_to_num(codes, nan=-1.0), True))
-    columns += [(column, False) for column in _products(space)]
+            columns.append(_Column(np.nan_to_num(codes, nan=-1.0), True, group))
+    columns += [_Column(column, False, "schedule") for column in _products(space)]
     if prior is not None:
-        columns += [(_ordered(values, logarithmic=True), False) for values in prior.T]
-    varying = [(values, categorical) for values, categorical in columns if np.ptp(values) > 0.0]
-    varying = varying or [(np.zeros(len(space)), False)]  # a space of one candidate
-    return Features(np.stack([v for v, _ in varying], axis=1), np.array([c for _, c in varying]))
+        columns += [_Column(_ordered(values, logarithmic=True)) for values in prior.T]
+    kept = [column for column in columns if np.ptp(column.values) > 0.0]
+    kept = kept or [_Column(np.zeros(len(space)))]  # a space of one candidate
+    named = np.array([[column.group == group for column in kept] for group in ("clock", "schedule")])
+    everything = np.ones((1, len(kept)), dtype=bool)
+    groups = np.concatenate([everything, named]) if named.any(axis=1).all() else everything
+    return Features(np.stack([c.values for c in kept], axis=1), np.array([c.categorical for c in kept]), groups)
 
 
 def _ordered(codes: Floats, *, logarithmic: bool) -> Floats:

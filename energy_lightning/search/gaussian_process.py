@@ -1,17 +1,21 @@
 """Gaussian process regression over a finite set of candidates; hyperparameters by maximum a posteriori.
 
-    symbol    shape     meaning
-    N, n, d             candidates, observations, features
-    target    (n,)      standardised to mean 0 and standard deviation 1 inside
-    theta     (d + 2,)  log length scales, log signal deviation, log noise deviation of a single measurement
-    kernel    (n, n)    Matern 5/2 of r, r^2 = sum of squared feature differences / length scale^2
-    noise     (n,)      noise variance / repeats: means of more windows are trusted more
-    whitened  (n, N)    L^-1 k(observations, candidates), L the Cholesky factor of kernel + noise
+    symbol    shape        meaning
+    N, n      -            candidates, observations
+    d, g      -            features, groups of features
+    target    (n,)         standardised to mean 0 and standard deviation 1 inside
+    theta     (d + g + 1,) log length scales, log deviations of the groups, log noise deviation of one measurement
+    kernel    (n, n)       sum over groups of deviation^2 x Matern 5/2 of r, r^2 = sum over the group's features of
+                           squared difference / length scale^2
+    noise     (n,)         noise variance / repeats: means of more windows are trusted more
+    whitened  (n, N)       L^-1 k(observations, candidates), L the Cholesky factor of kernel + noise
 
-Source: Rasmussen & Williams (2006), chapters 2 and 5.
+Source: Rasmussen & Williams (2006), chapters 2 and 5; sums over groups: Duvenaud et al. (2011).
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +25,9 @@ from scipy.optimize import minimize
 from energy_lightning.search.features import Features
 from energy_lightning.search.space import Floats
 
-# Log-normal priors (mean, deviation of the logarithm) and bounds, for features in [0, 1] and standardised targets.
-_LENGTH_SCALE, _SIGNAL, _NOISE = (0.0, 1.0), (0.0, 1.0), (-6.0, 2.0)
-_BOUNDS = ((-4.0, 5.0), (-3.0, 3.0), (-9.0, 0.0))
+# Means and deviations of the normal priors over theta, and bounds; for features in [0, 1] and standardised targets.
+_LENGTH_SCALE, _GROUP, _NOISE = (0.0, 1.0), (0.0, 1.0), (-6.0, 2.0)
+_BOUNDS = ((-4.0, 5.0), (-5.0, 3.0), (-9.0, 0.0))
 _START_NOISE = -4.0
 _MOST_STEPS = 40
 _JITTER = 1e-8
@@ -45,13 +49,15 @@ class GaussianProcess:
         self._everything = np.arange(len(features.values))
         self._offset, self._scale = float(target.mean()), float(target.std()) or 1.0
         standardised = (target - self._offset) / self._scale
-        self._theta = _fit(np.stack([*features.squared_differences(rows, rows)], axis=-1), standardised, num_repeats)
+        self._theta = _fit(features, rows, standardised, num_repeats)
         self._noise = float(np.exp(2.0 * self._theta[-1]))
-        factor = cholesky(self._kernel(rows, rows) + np.diag(self._noise / num_repeats + _JITTER), lower=True)
-        self._whitened = solve_triangular(factor, self._kernel(rows, self._everything), lower=True)
+        covariance = self._kernel(rows[:, None], rows[None, :])
+        factor = cholesky(covariance + np.diag(self._noise / num_repeats + _JITTER), lower=True)
+        self._whitened = solve_triangular(factor, self._kernel(rows[:, None], self._everything), lower=True)
         level = _level(factor, standardised)
         self._mean = level + self._whitened.T @ solve_triangular(factor, standardised - level, lower=True)
-        self._variance = np.exp(2.0 * self._theta[-2]) - (self._whitened**2).sum(axis=0)
+        signal = np.exp(2.0 * self._theta[len(features.categorical) : -1]).sum()
+        self._variance = signal - (self._whitened**2).sum(axis=0)
 
     @property
     def mean(self) -> Floats:
@@ -64,31 +70,48 @@ class GaussianProcess:
         std: Floats = self._scale * np.sqrt(np.maximum(self._variance, 1e-12))
         return std
 
+    @property
+    def resolvable_std(self) -> Floats:
+        """Standard deviation (N,) by which one measurement would move a mean: `std`, less what noise hides."""
+        variance = np.maximum(self._variance, 1e-12)
+        resolvable: Floats = self._scale * variance / np.sqrt(variance + self._noise)
+        return resolvable
+
     def assume_measured(self, candidate: int) -> None:
         """Shrink the variances as if `candidate` had been measured at its mean (which moves no mean). O(n N)."""
-        covariance = self._kernel(np.array([candidate]), self._everything)[0]
+        covariance = self._kernel(np.array(candidate), self._everything)
         covariance = covariance - self._whitened.T @ self._whitened[:, candidate]
         row = covariance / np.sqrt(max(self._variance[candidate], 0.0) + self._noise + _JITTER)
         self._whitened = np.vstack([self._whitened, row])
         self._variance = self._variance - row**2
 
     def _kernel(self, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> Floats:
-        weights = np.exp(-2.0 * self._theta[:-2])
-        squared = np.zeros((len(rows), len(columns)))
-        for weight, differences in zip(weights, self._features.squared_differences(rows, columns), strict=True):
-            squared += weight * differences
-        return _matern(squared, float(self._theta[-2]))[0]
+        squared = self._features.squared_differences(rows, columns)
+        kernel: Floats = _matern(squared, self._theta, self._features.groups)[0].sum(axis=-1)
+        return kernel
 
 
-def _fit(squared: Floats, target: Floats, num_repeats: Floats) -> Floats:
-    """The theta of the highest posterior density, from one fixed start. `squared` is (n, n, d)."""
-    d = squared.shape[-1]
-    start = np.concatenate([np.full(d, _LENGTH_SCALE[0]), [_SIGNAL[0], _START_NOISE]])
-    bounds = [_BOUNDS[0]] * d + [_BOUNDS[1], _BOUNDS[2]]
+@dataclass(frozen=True, slots=True)
+class _Data:
+    """Observations for the fit: `squared` (pairs, d) over the n (n - 1) / 2 pairs of `np.triu_indices`."""
+
+    squared: Floats
+    groups: NDArray[np.bool_]
+    target: Floats
+    num_repeats: Floats
+
+
+def _fit(features: Features, rows: NDArray[np.intp], target: Floats, num_repeats: Floats) -> Floats:
+    """The theta of the highest posterior density, from one fixed start."""
+    first, second = np.triu_indices(len(rows), 1)
+    data = _Data(features.squared_differences(rows[first], rows[second]), features.groups, target, num_repeats)
+    g, d = features.groups.shape
+    start = np.array([_LENGTH_SCALE[0]] * d + [_GROUP[0]] * g + [_START_NOISE])
+    bounds = [_BOUNDS[0]] * d + [_BOUNDS[1]] * g + [_BOUNDS[2]]
     result = minimize(
         _objective,
         start,
-        args=(squared, target, num_repeats),
+        args=(data,),
         jac=True,
         method="L-BFGS-B",
         bounds=bounds,
@@ -98,33 +121,37 @@ def _fit(squared: Floats, target: Floats, num_repeats: Floats) -> Floats:
     return theta
 
 
-def _objective(theta: Floats, squared: Floats, target: Floats, num_repeats: Floats) -> tuple[float, Floats]:
-    """Negative log posterior density of theta (up to a constant) and its gradient (d + 2,)."""
-    n, _, d = squared.shape
-    weights = np.exp(-2.0 * theta[:d])
-    kernel, slope = _matern(squared.reshape(n * n, d) @ weights, float(theta[d]))
-    noise = np.exp(2.0 * theta[-1]) / num_repeats
-    factor = cholesky(kernel.reshape(n, n) + np.diag(noise + _JITTER), lower=True)
-    residual = target - _level(factor, target)
+def _objective(theta: Floats, data: _Data) -> tuple[float, Floats]:
+    """Negative log posterior density of theta (up to a constant) and its gradient (d + g + 1,)."""
+    (g, d), n = data.groups.shape, len(data.target)
+    kernels, slopes = _matern(data.squared, theta, data.groups)
+    signals, noise = np.exp(2.0 * theta[d:-1]), np.exp(2.0 * theta[-1]) / data.num_repeats
+    pairs = np.triu_indices(n, 1)
+    covariance = np.zeros((n, n))
+    covariance[pairs] = kernels.sum(axis=1)
+    covariance += covariance.T + np.diag(signals.sum() + noise + _JITTER)
+    factor = cholesky(covariance, lower=True)
+    residual = data.target - _level(factor, data.target)
     inverse = cho_solve((factor, True), np.eye(n))
     solved = inverse @ residual
-    pull = np.outer(solved, solved) - inverse  # d(log likelihood) / d(kernel), twice
+    pull = np.outer(solved, solved) - inverse  # twice the derivative of the log likelihood by the covariance
+    off, diagonal = pull[pairs], np.diag(pull)  # every pair stands for two entries
     gradient = np.empty_like(theta)
-    gradient[:d] = -0.5 * weights * ((pull.ravel() * slope) @ squared.reshape(n * n, d))
-    gradient[d] = -(pull.ravel() @ kernel)
-    gradient[-1] = -(np.diag(pull) @ noise)
+    by_group = (off[:, None] * slopes).T @ data.squared  # (g, d)
+    gradient[:d] = -np.exp(-2.0 * theta[:d]) * (by_group * data.groups).sum(axis=0)
+    gradient[d:-1] = -2.0 * (off @ kernels) - signals * diagonal.sum()
+    gradient[-1] = -(diagonal @ noise)
     value = 0.5 * residual @ solved + np.log(np.diag(factor)).sum()
-    means = np.concatenate([np.full(d, _LENGTH_SCALE[0]), [_SIGNAL[0], _NOISE[0]]])
-    deviations = np.concatenate([np.full(d, _LENGTH_SCALE[1]), [_SIGNAL[1], _NOISE[1]]])
+    means, deviations = (np.repeat([_LENGTH_SCALE[i], _GROUP[i], _NOISE[i]], [d, g, 1]) for i in (0, 1))
     surprise = (theta - means) / deviations
     return float(value + 0.5 * surprise @ surprise), gradient + surprise / deviations
 
 
-def _matern(squared: Floats, log_signal: float) -> tuple[Floats, Floats]:
-    """Matern 5/2 kernel of squared scaled distances, and -2 times its derivative by them."""
-    signal = np.exp(2.0 * log_signal)
-    scaled = _ROOT5 * np.sqrt(squared)
-    decay = signal * np.exp(-scaled)
+def _matern(squared: Floats, theta: Floats, groups: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    """Kernel of each group (..., g) for squared differences (..., d), and -2 times its derivative by r^2."""
+    d = groups.shape[1]
+    scaled = _ROOT5 * np.sqrt(squared @ (np.exp(-2.0 * theta[:d]) * groups).T)
+    decay = np.exp(2.0 * theta[d:-1] - scaled)
     return (1.0 + scaled + scaled**2 / 3.0) * decay, (5.0 / 3.0) * (1.0 + scaled) * decay
 
 

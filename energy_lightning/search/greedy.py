@@ -23,7 +23,8 @@ from energy_lightning.search.proposer import BatchSizes, Prediction, take_random
 from energy_lightning.search.space import Floats, SearchSpace
 
 DEFAULT_SIZES = BatchSizes(initial=16, batch=8, num_batches=8)
-_REACH = float(np.log(1.7))  # plans slower or dearer than 1.7 x the best are of no interest
+_REACH = float(np.log(1.7))  # plans slower or dearer than 1.7 x the best are of no interest,
+_BEYOND = 0.1  # nor are those 10% beyond the other end of the front: its ends must not swallow the batch
 
 
 class GreedyPasses:
@@ -50,9 +51,10 @@ class GreedyPasses:
         remaining = np.ones(len(mean), dtype=bool)
         chosen: list[int] = []
         for _ in range(count):
-            std = np.stack([model.std for model in models], axis=1)
+            std = np.stack([model.resolvable_std for model in models], axis=1)
             front = points[pareto_front(points[:, 0], points[:, 1])]
-            scores = expected_improvement(front, mean, std, tuple(points.min(axis=0) + _REACH))
+            reference = np.minimum(front.min(axis=0) + _REACH, front.max(axis=0) + _BEYOND)
+            scores = expected_improvement(front, mean, std, tuple(reference))
             scores = scores + 1e-9 * std.prod(axis=1)  # where nothing is expected, look where least is known
             candidates = open_[remaining[open_]]
             best = int(candidates[np.argmax(scores[candidates])])
