@@ -117,6 +117,20 @@ def trainer(package: str = "lightning.pytorch", **options: Any) -> Any:
 
 
 @contextmanager
+def alone() -> Iterator[None]:
+    """For fits in the test's own process: Lightning's process group and environment variables go again."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        for name in set(os.environ) - set(before):
+            del os.environ[name]
+        os.environ.update(before)
+
+
+@contextmanager
 def as_launched() -> Iterator[None]:
     """Make Lightning take the processes that exist, as under torchrun."""
     rank, size = str(dist.get_rank()), str(dist.get_world_size())

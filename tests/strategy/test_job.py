@@ -111,12 +111,12 @@ def test_emulated_time_of_a_run_is_that_of_its_iterations() -> None:
         seen.update(workload=strategy.workload, time_s=strategy.device.now_s(), energy_j=strategy.device.energy_j())
 
     module.on_train_end = remember
-    trainer = cases.trainer(strategy=strategy, accumulate_grad_batches=2)
-    trainer.fit(module, DataLoader(rows, batch_size=4))
+    with cases.alone():
+        trainer = cases.trainer(strategy=strategy, accumulate_grad_batches=2)
+        trainer.fit(module, DataLoader(rows, batch_size=4))
     workload = seen["workload"]
     assert (workload.microbatch_size, workload.sequence_length, workload.num_microbatches) == (4, 6, 2)
     iteration = emulate_iteration(workload, GPU.load(GPU_NAME), Plan.sequential())
     assert seen["time_s"] == pytest.approx(3 * iteration.time_s, rel=1e-6)
     assert seen["energy_j"] == pytest.approx(3 * iteration.energy_per_gpu_j, rel=0.2)  # the device is warmer or colder
     assert strategy.device is None
-    torch.distributed.destroy_process_group()

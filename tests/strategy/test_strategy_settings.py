@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import strategy_cases as cases
-import torch
 from torch.utils.data import DataLoader
 
 from energy_lightning.lightning import EnergyMonitor, KareusStrategy
@@ -77,10 +76,10 @@ def test_single_device_trains_as_the_plain_model_and_keeps_the_users_callback() 
     rows = cases.Rows("bert", 16)
     expected = cases.plain_training(cases.tiny_model("bert"), rows, batch_size=4, num_steps=4, clip=0.1)
     monitor, model = EnergyMonitor(), cases.tiny_model("bert")
-    trainer = cases.trainer(
-        strategy="kareus", callbacks=[monitor], gradient_clip_val=0.1, use_distributed_sampler=False
-    )
-    trainer.fit(cases.lightning_module(model), DataLoader(rows, batch_size=4))
+    with cases.alone():
+        trainer = cases.trainer(
+            strategy="kareus", callbacks=[monitor], gradient_clip_val=0.1, use_distributed_sampler=False
+        )
+        trainer.fit(cases.lightning_module(model), DataLoader(rows, batch_size=4))
     assert [callback for callback in trainer.callbacks if isinstance(callback, EnergyMonitor)] == [monitor]
     cases.assert_same_weights(model.state_dict(), expected.state_dict(), 1e-4)
-    torch.distributed.destroy_process_group()
