@@ -80,7 +80,7 @@ class OutcomeRecorder(Callback):
             workload=None if workload is None else workload.key(),
             rehearsed=strategy.rehearsing,
             budget=strategy.budget,
-            plan=strategy.plan,
+            plan=strategy.applied_plan,
             frontiers={} if found is None else found.frontiers,
             references={} if found is None else found.references,
             totals=_energy_totals(trainer.callback_metrics),

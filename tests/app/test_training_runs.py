@@ -48,6 +48,8 @@ def test_a_sweep_over_two_ranks_with_an_unreachable_budget(tmp_path: Path) -> No
     assert rows["kareus"]["time_s"] <= 10.0
     assert rows["kareus"]["energy_j"] <= min(row["energy_j"] for row in rows.values())
     assert summary["num_steps"] == 6
+    assert summary["plan"]["label"] == "kareus"
+    assert summary["totals"]["emulated_total_energy_j"] > 0.0
     assert summary["validation_before"]["loss"] > 0 < summary["validation_after"]["loss"]
     assert "EMULATED" in done.stdout + done.stderr
     # The other job: says why, in one line on the terminal and in its summary.
