@@ -12,6 +12,7 @@ Limits: 1.05 x in time, 1.10 x in memory.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import resource
@@ -91,7 +92,7 @@ def fit_s(name: str, num_steps: int) -> float:
     module, data = make_module_and_data(num_steps)
     make_trainer(name, num_steps, [clock]).fit(module, data)
     ends_s = clock.ends_s[NUM_WARMUP_STEPS - 1 :]
-    return statistics.median(later - earlier for earlier, later in zip(ends_s[:-1], ends_s[1:], strict=True))
+    return statistics.median(later - earlier for earlier, later in itertools.pairwise(ends_s))
 
 
 def peak_bytes() -> int:
