@@ -62,46 +62,49 @@ def check_overrides(overrides: Sequence[str], folders: Sequence[Path]) -> None:
 
     Overrides that add (+key=...), delete (~key) or configure Hydra itself are left to Hydra.
     """
+    options = group_options(folders)
+    own = [override for override in _parse(overrides) if not _is_hydras(override)]
+    choices: dict[str, str] = {}
+    for override in own:
+        group = str(override.key_or_group)
+        if group in options:
+            values = list(override.sweep_iterator()) if override.is_sweep_override() else [override.value()]
+            for value in values:
+                _check_known(str(value), options[group], f"{group}=", "choices")
+            choices[group] = str(values[0])
+    config = compose_config([f"{group}={choice}" for group, choice in choices.items()], folders)
+    for override in own:
+        if override.key_or_group not in options:
+            _check_key(str(override.key_or_group), config)
+
+
+def _parse(overrides: Sequence[str]) -> list[Any]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    options = group_options(folders)
     try:
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        return list(OverridesParser.create().parse_overrides(list(overrides)))
     except HydraException as error:
         raise ConfigError(
             f"cannot read the command line: {error}. Write key=value, e.g. budget.max_slowdown=0.05"
         ) from error
-    own = [
-        o
-        for o in parsed
-        if not (o.is_add() or o.is_force_add() or o.is_delete() or str(o.key_or_group).startswith("hydra"))
-    ]
-    choices: dict[str, str] = {}
-    for override in own:
-        if override.key_or_group in options:
-            values = list(override.sweep_iterator()) if override.is_sweep_override() else [override.value()]
-            for value in values:
-                _check_known(str(value), options[override.key_or_group], f"{override.key_or_group}=", "choices")
-            choices[override.key_or_group] = str(values[0])
-    config = compose_config([f"{group}={choice}" for group, choice in choices.items()], folders)
-    for override in own:
-        if override.key_or_group not in options:
-            _check_key(str(override.key_or_group), config, options)
+
+
+def _is_hydras(override: Any) -> bool:
+    changes_keys = override.is_add() or override.is_force_add() or override.is_delete()
+    return changes_keys or str(override.key_or_group).split(".")[0] == "hydra"
 
 
 def compose_config(overrides: Sequence[str], folders: Sequence[Path]) -> Any:
     """The configuration (DictConfig) that `overrides` select; `folders`: conf/, then the user's."""
     from hydra import compose, initialize_config_dir
 
-    search_path = (
-        [f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in folders[1:])}]"] if folders[1:] else []
-    )
+    more = ",".join(f"file://{folder}" for folder in folders[1:])
     with initialize_config_dir(str(folders[0]), version_base="1.3"):
-        return compose(CONFIG_NAME, overrides=[*overrides, *search_path])
+        return compose(CONFIG_NAME, overrides=[*overrides, f"hydra.searchpath=[{more}]"])
 
 
-def _check_key(key: str, config: Any, options: Mapping[str, Sequence[str]]) -> None:
+def _check_key(key: str, config: Any) -> None:
     node, above = config, ""
     for part in key.split("."):
         if not hasattr(node, "keys"):

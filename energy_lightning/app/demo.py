@@ -12,7 +12,6 @@ from energy_lightning.app.rehearsal import rehearse
 from energy_lightning.app.train import train
 from energy_lightning.callbacks.composition import Outcome
 from energy_lightning.report import FrontierPicture, draw_frontier, print_comparison
-from energy_lightning.report.comparison import BASELINE
 from energy_lightning.types import Budget
 from energy_lightning.workload import Workload
 
@@ -72,12 +71,11 @@ def big_job() -> Outcome:
 def picture_of(outcome: Outcome) -> FrontierPicture:
     """The big job's frontier."""
     return FrontierPicture(
+        plans=outcome.references,
+        chosen=CHOSEN,
         title=f"One iteration of {BIG_JOB} on 8 x {GPU_NAME}",
         frontiers=outcome.frontiers,
-        references={label: point for label, point in outcome.references.items() if label != CHOSEN},
-        chosen=outcome.chosen,
         budget=BUDGET,
-        baseline_time_s=outcome.references[BASELINE].time_s,
         emulated=True,
     )
 

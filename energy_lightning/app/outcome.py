@@ -13,7 +13,6 @@ import energy_lightning
 from energy_lightning.app.folder import RunFolder
 from energy_lightning.frontier import FrontierPoint
 from energy_lightning.report import ComparisonRow, FrontierPicture, draw_frontier, print_comparison
-from energy_lightning.report.comparison import BASELINE
 from energy_lightning.types import Budget, Plan
 
 CHOSEN = "kareus"
@@ -131,11 +130,10 @@ def report(
 
 def _picture(outcome: RunOutcome) -> FrontierPicture:
     return FrontierPicture(
+        plans=outcome.references,
+        chosen=CHOSEN,
         title=f"{outcome.job_name} on {outcome.device}",
         frontiers=outcome.frontiers,
-        references={label: point for label, point in outcome.references.items() if label != CHOSEN},
-        chosen=outcome.references.get(CHOSEN),
         budget=outcome.budget,
-        baseline_time_s=outcome.references[BASELINE].time_s,
         emulated=outcome.emulated,
     )

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from energy_lightning.frontier import FrontierPoint
+from energy_lightning.report.comparison import BASELINE
 from energy_lightning.types import Budget
 
 if TYPE_CHECKING:
@@ -24,19 +25,19 @@ class FrontierPicture:
     Attributes:
         title: names job and GPU.
         frontiers: label -> points by rising time.
-        references: label -> one point, drawn as a mark ("max frequency", ...).
-        chosen: the plan in use, or None.
+        plans: label -> one point, each drawn as a mark ("max frequency", ...).
+        chosen: label of the plan in use, drawn as a star.
+        baseline: label of the plan that a max_slowdown budget refers to.
         budget: drawn as a line where it is a limit on time or energy, or None.
-        baseline_time_s: what a max_slowdown budget refers to.
         emulated: the numbers come from an emulated GPU.
     """
 
     title: str
     frontiers: Mapping[str, Sequence[FrontierPoint]]
-    references: Mapping[str, FrontierPoint] = field(default_factory=dict)
-    chosen: FrontierPoint | None = None
+    plans: Mapping[str, FrontierPoint] = field(default_factory=dict)
+    chosen: str | None = None
+    baseline: str = BASELINE
     budget: Budget | None = None
-    baseline_time_s: float | None = None
     emulated: bool = False
 
 
@@ -62,7 +63,7 @@ def draw_frontier(picture: FrontierPicture, path: Path) -> Path:
         )
     for (label, points), colour in zip(picture.frontiers.items(), _COLOURS, strict=False):
         _draw_points(axes, points, label=f"{label} frontier", colour=colour)
-    _draw_references(axes, picture)
+    _draw_plans(axes, picture)
     _draw_budget(axes, picture)
     axes.set_xlabel("Time of one iteration (ms)")
     axes.set_ylabel("Energy of one iteration per GPU (J)")
@@ -79,22 +80,23 @@ def _draw_points(axes: Axes, points: Sequence[FrontierPoint], *, label: str, col
     axes.plot(times_ms, [p.energy_j for p in points], ".-", drawstyle="steps-post", label=label, color=colour, zorder=2)
 
 
-def _draw_references(axes: Axes, picture: FrontierPicture) -> None:
-    for (label, point), marker in zip(picture.references.items(), _MARKERS, strict=False):
+def _draw_plans(axes: Axes, picture: FrontierPicture) -> None:
+    references = {label: point for label, point in picture.plans.items() if label != picture.chosen}
+    for (label, point), marker in zip(references.items(), _MARKERS, strict=False):
         axes.plot(point.time_s * 1e3, point.energy_j, marker, label=label, color="black", fillstyle="none", zorder=3)
-    if picture.chosen is not None:
-        time_ms, energy_j = picture.chosen.time_s * 1e3, picture.chosen.energy_j
-        axes.plot(time_ms, energy_j, "*", markersize=16, color="#e69f00", label="chosen", zorder=4)
+    if picture.chosen in picture.plans:
+        point = picture.plans[picture.chosen]
+        axes.plot(point.time_s * 1e3, point.energy_j, "*", markersize=16, color="#e69f00", label="chosen", zorder=4)
 
 
 def _draw_budget(axes: Axes, picture: FrontierPicture) -> None:
     budget = picture.budget
     if budget is None or budget.value is None:
         return
+    line: dict[str, Any] = {"color": "crimson", "linestyle": "--", "label": f"budget {budget}"}
     if budget.kind == "energy_budget":
-        axes.axhline(budget.value, color="crimson", linestyle="--", label=f"budget {budget}")
+        axes.axhline(budget.value, **line)
     elif budget.kind == "deadline":
-        axes.axvline(budget.value * 1e3, color="crimson", linestyle="--", label=f"budget {budget}")
-    elif picture.baseline_time_s is not None:
-        limit_s = picture.baseline_time_s * (1.0 + budget.value)
-        axes.axvline(limit_s * 1e3, color="crimson", linestyle="--", label=f"budget {budget}")
+        axes.axvline(budget.value * 1e3, **line)
+    elif picture.baseline in picture.plans:
+        axes.axvline(picture.plans[picture.baseline].time_s * (1.0 + budget.value) * 1e3, **line)

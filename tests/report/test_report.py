@@ -73,10 +73,9 @@ def test_the_picture_is_a_png(tmp_path: Path, budget: Budget | None) -> None:
     picture = FrontierPicture(
         title="t",
         frontiers={"kareus": [PLANS["kareus"], FrontierPoint(2.5, 70.0)], "frequency only": [PLANS["frequency only"]]},
-        references={"max frequency": PLANS["max frequency"]},
-        chosen=PLANS["kareus"],
+        plans=PLANS,
+        chosen="kareus",
         budget=budget,
-        baseline_time_s=2.0,
         emulated=True,
     )
     path = draw_frontier(picture, tmp_path / "new" / "frontier.png")
