@@ -84,7 +84,7 @@ def _draw_plans(axes: Axes, picture: FrontierPicture) -> None:
     references = {label: point for label, point in picture.plans.items() if label != picture.chosen}
     for (label, point), marker in zip(references.items(), _MARKERS, strict=False):
         axes.plot(point.time_s * 1e3, point.energy_j, marker, label=label, color="black", fillstyle="none", zorder=3)
-    if picture.chosen in picture.plans:
+    if picture.chosen is not None and picture.chosen in picture.plans:
         point = picture.plans[picture.chosen]
         axes.plot(point.time_s * 1e3, point.energy_j, "*", markersize=16, color="#e69f00", label="chosen", zorder=4)
 
