@@ -22,7 +22,8 @@ from energy_lightning.search.history import Observations
 from energy_lightning.search.proposer import BatchSizes, Prediction, take_random
 from energy_lightning.search.space import Floats, SearchSpace
 
-DEFAULT_SIZES = BatchSizes(initial=16, batch=8, num_batches=8)
+# Deciding is cheap beside measuring, so batches are small: each one learns from the one before.
+DEFAULT_SIZES = BatchSizes(initial=12, batch=4, num_batches=17, least_gain=5e-4, patience=4)
 _REACH = float(np.log(1.7))  # plans slower or dearer than 1.7 x the best are of no interest,
 _BEYOND = 0.1  # nor are those 10% beyond the other end of the front: its ends must not swallow the batch
 
@@ -73,7 +74,7 @@ class GreedyPasses:
         return Prediction(time_s, energy_j, time_s * models[0].std, energy_j * models[1].std)
 
     def is_done(self, seen: Observations) -> bool:
-        """The last two batches gained nothing worth their time."""
+        """The last batches gained nothing worth their time."""
         return self.sizes.faded(seen)
 
     def _models(self, seen: Observations) -> tuple[GaussianProcess, GaussianProcess]:

@@ -19,17 +19,21 @@ class BatchSizes:
 
     Attributes:
         initial, batch, num_batches: at most initial + batch x num_batches configurations.
-        least_gain: stop when the mean relative hypervolume gain of the last two batches is under it; 0: never.
+        least_gain: stop when the mean relative hypervolume gain of the last `patience` batches is under it; 0: never.
+        patience: batches that are looked at for that.
     """
 
     initial: int
     batch: int
     num_batches: int
     least_gain: float = 1e-3
+    patience: int = 2
 
     def __post_init__(self) -> None:
-        if not (self.initial >= 1 and self.batch >= 1 and self.num_batches >= 0 and self.least_gain >= 0.0):
-            raise SearchError(f"need initial >= 1, batch >= 1, num_batches >= 0 and least_gain >= 0, got {self}")
+        if min(self.initial, self.batch, self.patience) < 1 or self.num_batches < 0 or not self.least_gain >= 0.0:
+            raise SearchError(
+                f"need initial, batch and patience >= 1, num_batches >= 0 and least_gain >= 0, got {self}"
+            )
 
     @classmethod
     def published(cls, num_operators: int) -> BatchSizes:
@@ -46,9 +50,9 @@ class BatchSizes:
         return self.initial + self.batch * self.num_batches
 
     def faded(self, seen: Observations) -> bool:
-        """Whether the last two batches gained too little."""
-        gains = batch_gains(seen, self.initial, self.batch)[-2:]
-        return len(gains) == 2 and float(gains.mean()) < self.least_gain
+        """Whether the last batches gained too little."""
+        gains = batch_gains(seen, self.initial, self.batch)[-self.patience :]
+        return len(gains) == self.patience and float(gains.mean()) < self.least_gain
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from energy_lightning.frontier import hypervolume
 from energy_lightning.search import PASSES, BatchSizes, MultiPassOptimizer, SearchError, SearchSpace
 
 Config = dict[str, Any]
@@ -150,6 +151,42 @@ def test_published_sizes_and_early_stop() -> None:
         for config in flat.ask():
             flat.tell(config, time_s=1.0, energy_j=100.0)
     assert flat.num_told == 16  # two batches without gain
+
+
+def test_default_stops_by_itself_when_nothing_is_gained() -> None:
+    search = MultiPassOptimizer(SPACE, static_power_w=STATIC_W)
+    while not search.done:
+        for config in search.ask():
+            search.tell(config, time_s=1.0, energy_j=100.0)
+    assert search.num_told == 28  # 12, and four batches of 4 without gain
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_default_finds_the_front_of_a_smooth_table_in_a_third_of_it(seed: int) -> None:
+    truth = [measure(SPACE[i]) for i in range(len(SPACE))]
+    values = [(v["time_s"], v["energy_j"]) for v in truth]
+    whole = hypervolume(*zip(*values, strict=True), (1.5, 250.0))
+    search = MultiPassOptimizer(SPACE, static_power_w=STATIC_W, seed=seed, sizes=BatchSizes(6, 2, 5, 0.0))
+    run(search)
+    found = [(p.time_s, p.energy_j) for p in search.front()]
+    assert hypervolume(*zip(*found, strict=True), (1.5, 250.0)) > 0.97 * whole
+
+
+def test_a_prior_is_followed_at_once_and_corrected_by_measurements() -> None:
+    """The prior is 20% off and tilted along the clock, but knows the best schedule."""
+
+    def prior(config: Config) -> tuple[float, float]:
+        tilt = 1.2 * (config["frequency_mhz"] / 1410.0) ** 0.3
+        return measure(config)["time_s"] * tilt, measure(config)["energy_j"] * tilt
+
+    search = MultiPassOptimizer(SPACE, static_power_w=STATIC_W, prior=prior, sizes=BatchSizes(6, 3, 2, 0.0))
+    first = search.ask()
+    assert sum(config["sm_count"] == 6 and config["launch"] == "attn_0" for config in first) >= 3
+    for config in first:
+        search.tell(config, **measure(config))
+    predicted = search.predict().energy_j
+    actual = [measure(SPACE[i])["energy_j"] for i in range(len(SPACE))]
+    assert abs(predicted / actual - 1.0).mean() < 0.02
 
 
 def test_a_killed_run_is_asked_again_what_it_never_told() -> None:
