@@ -51,9 +51,10 @@ _TIME_BOUNDS = {
 }
 _POWER_BOUNDS = {
     "power__static_w": (35.0, 70.0),
-    "power__idle_clock_w": (10.0, 50.0),
+    "power__idle_clock_w": (10.0, 52.0),
     "power__sm_active_w": (20.0, 250.0),
     "power__joule_per_flop": (1e-13, 3e-12),
+    "power__attention_joule_per_flop": (1e-13, 4e-12),
     "power__joule_per_byte": (1e-11, 2e-10),
     "power__joule_per_link_byte": (1e-11, 1e-10),
     "power__sm_collective_w": (0.3, 2.0),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
@@ -75,7 +75,7 @@ class Power:
     """Power at the reference temperature; entries that scale with f V^2 are given at the highest clock.
 
     static_w: leakage, memory refresh, board. idle_clock_w: clock tree (f V^2). blocking_w: measured draw while blocked
-    on a peer. sm_active_w: all SMs issuing (f V^2). joule_per_flop scales with V^2. sm_collective_w: one SM spinning in
+    on a peer. sm_active_w: all SMs issuing (f V^2). *joule_per_flop scale with V^2. sm_collective_w: one SM spinning in
     a collective (f V^2). Relative voltage = max(voltage_floor, 1 - voltage_slope x (1 - clock ratio)).
     """
 
@@ -85,6 +85,7 @@ class Power:
     idle_clock_w: float
     sm_active_w: float
     joule_per_flop: float
+    attention_joule_per_flop: float
     joule_per_byte: float
     joule_per_link_byte: float
     sm_collective_w: float
@@ -142,8 +143,7 @@ class GPU:
             near = difflib.get_close_matches(name, cls.names(), n=3, cutoff=0.4)
             hint = f"did you mean {', '.join(near)}? " if near else ""
             raise DeviceError(f"unknown GPU {name!r}; {hint}known: {', '.join(cls.names())}")
-        file = resources.files("energy_lightning.emulation").joinpath("gpus", f"{name}.yaml")
-        return cls.from_mapping(yaml.safe_load(file.read_text(encoding="utf-8")), where=f"{name}.yaml")
+        return cls.from_mapping(_packaged_values(name), where=f"{name}.yaml")
 
     @classmethod
     def from_file(cls, path: str | Path) -> GPU:
@@ -152,8 +152,11 @@ class GPU:
 
     @classmethod
     def from_mapping(cls, data: Any, *, where: str = "GPU") -> GPU:
-        """From plain nested values; DeviceError naming the first missing, unknown or unusable key."""
-        values = dict(_checked_keys(data, cls, where))
+        """From plain nested values; DeviceError naming the first missing, unknown or unusable key.
+
+        `based_on` may name a packaged model whose values hold where `data` has none.
+        """
+        values = dict(_checked_keys(_completed(data, cls.names(), where), cls, where))
         for section, kind in _TYPES.items():
             values[section] = kind(**_numbers(_checked_keys(values[section], kind, f"{where}: {section}"), where))
         return cls(**values)
@@ -188,6 +191,13 @@ class GPU:
         """Time that a change of the locked clock takes."""
         return self.clocks.switch_s
 
+    def peak_flops_per_s(self, dtype: str) -> float:
+        """Dense peak at the highest clock; DeviceError if the GPU has no matrix products in `dtype`."""
+        peaks = self.compute.peak_flops_per_s
+        if dtype not in peaks:
+            raise DeviceError(f"{self.display_name} has no matrix products in {dtype}; choose {' or '.join(peaks)}")
+        return peaks[dtype]
+
     def clock_ratio(self, frequency_mhz: Any) -> Floats:
         """Clock relative to the highest; same shape as `frequency_mhz`."""
         return np.asarray(frequency_mhz, dtype=np.float64) / self.clocks.max_mhz
@@ -221,6 +231,25 @@ class GPU:
             section, _, constant = name.partition("__")
             changed.setdefault(section, {})[constant] = value
         return replace(self, **{section: replace(getattr(self, section), **new) for section, new in changed.items()})
+
+
+def _packaged_values(name: str) -> Any:
+    file = resources.files("energy_lightning.emulation").joinpath("gpus", f"{name}.yaml")
+    return yaml.safe_load(file.read_text(encoding="utf-8"))
+
+
+def _completed(data: Any, names: Sequence[str], where: str) -> Any:
+    """`data` on top of the model that it is based on (one level of sections)."""
+    if not isinstance(data, Mapping) or "based_on" not in data:
+        return data
+    if data["based_on"] not in names:
+        raise DeviceError(f"{where}: based_on names no packaged GPU: {data['based_on']!r}; known: {', '.join(names)}")
+    base = dict(_completed(_packaged_values(data["based_on"]), names, where))
+    for key, value in data.items():
+        if key != "based_on":
+            nested = isinstance(value, Mapping) and isinstance(base.get(key), Mapping)
+            base[key] = {**base[key], **value} if nested else value
+    return base
 
 
 def _checked_keys(data: Any, kind: type, where: str) -> Mapping[str, Any]:

@@ -54,7 +54,7 @@ def operator_time_s(
     """Time (s) on `num_sms` SMs with `bandwidth` bytes/s of device memory, and the share of it that memory is busy."""
     scale = gpu.clock_ratio(frequency_mhz) * (num_sms / gpu.num_sms)
     efficiency = gpu.compute.attention_efficiency if operator.kind == "attention" else gpu.compute.linear_efficiency
-    compute = operator.flops / (operator.efficiency * efficiency * gpu.compute.peak_flops_per_s[operator.dtype] * scale)
+    compute = operator.flops / (operator.efficiency * efficiency * gpu.peak_flops_per_s(operator.dtype) * scale)
     issue = operator.bytes / (gpu.memory.sm_bytes_per_cycle * num_sms * frequency_mhz * 1e6)
     dram = operator.bytes / np.asarray(bandwidth, dtype=np.float64)
     busy = (compute**_SMOOTHNESS + issue**_SMOOTHNESS + dram**_SMOOTHNESS) ** (1.0 / _SMOOTHNESS)
@@ -72,7 +72,9 @@ def collective_time_s(collective: Collective, gpu: GPU, configurations: Configur
 
 
 def _operator_energy_j(operator: Operator, gpu: GPU, v2: Floats) -> Floats:
-    return operator.flops * gpu.power.joule_per_flop * v2 + operator.bytes * gpu.power.joule_per_byte
+    power = gpu.power
+    per_flop = power.attention_joule_per_flop if operator.kind == "attention" else power.joule_per_flop
+    return operator.flops * per_flop * v2 + operator.bytes * power.joule_per_byte
 
 
 def partition_time_and_energy(

@@ -57,6 +57,20 @@ def test_a_missing_key_is_named() -> None:
         GPU.from_mapping(values, where="mine.yaml")
 
 
+def test_a_model_based_on_another_takes_what_it_does_not_say() -> None:
+    a100 = GPU.load("a100-sxm4-40gb")
+    mine = GPU.from_mapping({"based_on": "h200-sxm", "name": "mine", "power": {"limit_w": 500.0}})
+    assert (mine.name, mine.power_limit_w, mine.memory.bandwidth_bytes_per_s) == ("mine", 500.0, 4.8e12)
+    assert mine.compute.linear_efficiency == a100.compute.linear_efficiency
+    with pytest.raises(DeviceError, match="based_on names no packaged GPU: 'h300'"):
+        GPU.from_mapping({"based_on": "h300"})
+
+
+def test_a_dtype_the_gpu_lacks() -> None:
+    with pytest.raises(DeviceError, match="no matrix products in bf16; choose fp16 or fp32"):
+        GPU.load("v100").peak_flops_per_s("bf16")
+
+
 def test_from_file(tmp_path: Any) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(a100_values() | {"name": "mine"}))

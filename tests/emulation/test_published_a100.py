@@ -1,6 +1,6 @@
 """The emulated A100 against published measurements of real ones; skipped where the figures are not there.
 
-Folder: $ENERGY_LIGHTNING_DATA, else ../shared/data beside the checkout. Thresholds are what we promise, not what the fit reached.
+Folder: $ENERGY_LIGHTNING_DATA, else ../shared/data beside the checkout. Thresholds are promises, not the fit itself.
 """
 
 from __future__ import annotations
