@@ -22,6 +22,7 @@ from energy_lightning.search.history import Observations
 from energy_lightning.search.proposer import BatchSizes, Prediction, take_random
 from energy_lightning.search.space import Floats, SearchSpace
 
+_RENEWED = 32  # scores computed at once
 # Deciding is cheap beside measuring, so batches are small: each one learns from the one before.
 DEFAULT_SIZES = BatchSizes(initial=12, batch=4, num_batches=17, least_gain=5e-4, patience=4)
 _REACH = float(np.log(1.7))  # plans slower or dearer than 1.7 x the best are of no interest,
@@ -46,21 +47,26 @@ class GreedyPasses:
             return self._greedy_batch(seen, open_, count)
 
     def _greedy_batch(self, seen: Observations, open_: NDArray[np.intp], count: int) -> list[int]:
+        """One by one. Every choice lowers all scores, so only those that may still be the highest are renewed."""
         models = self._models(seen)
         mean = np.stack([model.mean for model in models], axis=1) + self._shift()
         points = mean[seen.indices]  # smoothed: a lucky measurement must not hide the others
-        remaining = np.ones(len(mean), dtype=bool)
-        chosen: list[int] = []
+        ends = points[pareto_front(points[:, 0], points[:, 1])]
+        reference = np.minimum(ends.min(axis=0) + _REACH, ends.max(axis=0) + _BEYOND)
+        scores, chosen = np.full(len(mean), -np.inf), []
+        scores[open_] = np.inf
         for _ in range(count):
             std = np.stack([model.resolvable_std for model in models], axis=1)
             front = points[pareto_front(points[:, 0], points[:, 1])]
-            reference = np.minimum(front.min(axis=0) + _REACH, front.max(axis=0) + _BEYOND)
-            scores = expected_improvement(front, mean, std, tuple(reference))
-            scores = scores + 1e-9 * std.prod(axis=1)  # where nothing is expected, look where least is known
-            candidates = open_[remaining[open_]]
-            best = int(candidates[np.argmax(scores[candidates])])
+            renewed = np.zeros(len(mean), dtype=bool)
+            while not renewed[best := int(np.argmax(scores))]:
+                limit = np.partition(scores, -_RENEWED)[-_RENEWED] if len(scores) > _RENEWED else -np.inf
+                high = np.flatnonzero(~renewed & (scores >= limit) & (scores > -np.inf))
+                scores[high] = expected_improvement(front, mean[high], std[high], tuple(reference))
+                scores[high] += 1e-9 * std[high].prod(axis=1)  # nothing expected: look where least is known
+                renewed[high] = True
             chosen.append(best)
-            remaining[best] = False
+            scores[best] = -np.inf
             points = np.vstack([points, mean[best]])
             for model in models:
                 model.assume_measured(best)
