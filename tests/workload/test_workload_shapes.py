@@ -21,6 +21,12 @@ def test_llama_3b_forward_flops_by_hand() -> None:
     assert flops(w, "forward") == pytest.approx(2 * tokens * (linears + attention))
 
 
+def test_backward_is_two_forwards_of_the_linears_and_two_and_a_half_of_flash_attention() -> None:
+    w = Workload.preset("llama3.2_1b", sequence_length=1024)
+    attention = 16 * 2 * 2 * 1024 * (1024 / 2) * 2048
+    assert flops(w, "backward") == pytest.approx(2 * flops(w, "forward") + 0.5 * attention)
+
+
 def test_bert_attends_to_every_key_and_has_a_transform() -> None:
     w = Workload.preset("bert_base", microbatch_size=1, sequence_length=128)
     linears = 12 * (4 * 768 * 768 + 2 * 768 * 3072) + 768 * 768 + 768 * 30522
