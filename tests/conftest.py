@@ -1,10 +1,31 @@
 """Shared set-up. Being here also puts this folder on sys.path, so that tests can import distributed_helpers."""
 
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
 import pytest
 import torch
+
+# Lightning and torch.distributed leave these behind in a process that has trained; a process started from it would
+# take itself for a rank of that training, on a port that is still in use.
+_LAUNCHERS = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "PL_GLOBAL_SEED")
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     """Several test processes share few cores; results must not depend on how reductions are split."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _launcher_environment() -> Iterator[None]:
+    """Give the launchers' environment variables back after each test."""
+    before = {name: os.environ.get(name) for name in _LAUNCHERS}
+    yield
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

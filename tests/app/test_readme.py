@@ -22,7 +22,7 @@ SHORT = [
     "data.batch_size=4",
     "data.max_length=16",
 ]
-SHORT += ["trainer.accelerator=cpu", "profiler=quick", "+trainer.enable_progress_bar=false"]
+SHORT += ["trainer.accelerator=cpu", "validate_first=false", "+trainer.enable_progress_bar=false"]
 
 # What the README's snippets take for granted, in a file that Lightning's other ranks run again.
 BEFORE = """
@@ -35,7 +35,7 @@ from lightning.pytorch import seed_everything
 seed_everything(0)
 sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 model = NextToken(build_model(ModelSpec("next_token", architecture="llama", config=sizes), tokenizer="bytes"))
-data = NextTokenData(TextFile(r"TEXT"), max_length=16, batch_size=4, limit=24)
+data = NextTokenData(TextFile(r"TEXT"), max_length=16, batch_size=4, limit=16)
 """
 
 
