@@ -16,8 +16,12 @@ from torch.optim import Optimizer
 from energy_lightning.device import Device
 from energy_lightning.emulation import GPU
 from energy_lightning.measure import check_plan, describe_run
-from energy_lightning.partition import find_stacks
-from energy_lightning.strategy_parts.default_callbacks import add_missing_callbacks, check_callback_options
+from energy_lightning.partition import check_tensor_parallel_size, find_stacks
+from energy_lightning.strategy_parts.default_callbacks import (
+    add_missing_callbacks,
+    check_callback_options,
+    check_callbacks_with_sharding,
+)
 from energy_lightning.strategy_parts.job import Job, own_workload
 from energy_lightning.strategy_parts.settings import DEFAULT_GPU, KareusSettings, check_ddp_options
 from energy_lightning.types import Budget, Plan, PlanError, Schedule, StrategyError
@@ -196,6 +200,8 @@ class KareusMixin(_Base):
         if trainer.state.fn != "fit":
             super().setup(trainer)
             return
+        if self.tensor_parallel_size > 1:
+            check_callbacks_with_sharding(trainer)
         own = self._own_workload(trainer)  # before the engine takes the blocks' place
         super().setup(trainer)
         self._job = Job.open(self.settings, own=own, torch_device=self.root_device, speaks=self.is_global_zero)
@@ -208,6 +214,8 @@ class KareusMixin(_Base):
         stacks = find_stacks(self._module())
         if not stacks or self._layout is None:
             return None
+        for stack in stacks:
+            check_tensor_parallel_size(stack, self.tensor_parallel_size)
         return own_workload(
             stacks[0].config,
             layout=self._layout,

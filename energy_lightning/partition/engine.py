@@ -125,7 +125,10 @@ class PartitionEngine:
             self._warn_once(f"{stack.path} runs its plain layers, not nanobatches: {obstacle or hook}")
             return self._run_plain(stack, hidden, args, kwargs)
         if obstacle:
-            raise ExecutionError(f"{stack.path} is tensor-parallel and runs partitioned only, but {obstacle}")
+            raise ExecutionError(
+                f"{stack.path} is tensor-parallel and runs partitioned only, but {obstacle}. Use "
+                "tensor_parallel_size=1, where the plain layers step in"
+            )
         if hook:
             self._warn_once(f"{stack.path} runs partitioned, which leaves out {hook}")
         return self._run_partitioned(stack, hidden, call, num_nanobatches=1 + nanobatched)

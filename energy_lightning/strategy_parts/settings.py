@@ -15,6 +15,7 @@ from energy_lightning.types import Budget, DeviceError, Plan, StrategyError
 from energy_lightning.workload import Workload
 
 DEFAULT_GPU = "a100-sxm4-40gb"
+_KINDS = {"gpu": GPU, "workload": Workload, "plan": Plan}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,10 @@ class KareusSettings:
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
             raise DeviceError(f"unknown device {self.device!r}; known: {', '.join(DEVICES)}")
+        for name, kind in _KINDS.items():
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                raise StrategyError(f"{name} must be a {kind.__name__}, its name or file, or None, got {value!r}")
         for name in ("tensor_parallel_size", "data_parallel_size"):
             size = getattr(self, name)
             if size == "auto" and name == "data_parallel_size":

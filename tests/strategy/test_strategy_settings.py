@@ -1,5 +1,7 @@
 """Settings that are refused when the strategy or the Trainer is made, in one process and without training."""
 
+import importlib
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,6 +32,9 @@ from energy_lightning.types import (
         ({"budget": "cheap"}, BudgetError, "'cheap'; known: .*max_slowdown"),
         ({"plan": "/nowhere/plan.yaml"}, PlanError, "/nowhere/plan.yaml"),
         ({"callback_options": {"Profiler": {}}}, StrategyError, "'Profiler'.*PartitionProfiler"),
+        ({"callback_options": {"PartitionProfiler": {"windows": 1}}}, StrategyError, "'windows'; known: .*window_s"),
+        ({"plan": 3}, StrategyError, "plan must be a Plan, .* got 3"),
+        ({"workload": 3}, StrategyError, "workload must be a Workload, .* got 3"),
         ({"bucket_cap_md": 1}, StrategyError, "'bucket_cap_md'; known: .*bucket_cap_mb"),
     ],
 )
@@ -61,6 +66,17 @@ def test_callback_of_the_other_package_says_which_import_is_right() -> None:
 
     with pytest.raises(StrategyError, match=r"import EnergyMonitor from energy_lightning\.lightning"):
         add_missing_callbacks(FakeTrainer(), KareusStrategy.callback_types, {})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_averaging_of_whole_weights_is_refused_where_they_are_sharded(package: str) -> None:
+    from energy_lightning.strategy_parts.default_callbacks import check_callbacks_with_sharding
+
+    callbacks = importlib.import_module(f"{package}.callbacks")
+    for callback in (callbacks.StochasticWeightAveraging(1e-2), callbacks.EMAWeightAveraging()):
+        with pytest.raises(StrategyError, match=f"{type(callback).__name__} .*tensor_parallel_size=1"):
+            check_callbacks_with_sharding(SimpleNamespace(callbacks=[EnergyMonitor(), callback]))  # type: ignore[arg-type]
+    check_callbacks_with_sharding(SimpleNamespace(callbacks=[EnergyMonitor()]))  # type: ignore[arg-type]
 
 
 def test_apply_plan_and_run_key_need_a_run() -> None:
