@@ -11,6 +11,7 @@ import torch
 # Lightning and torch.distributed leave these behind in a process that has trained; a process started from it would
 # take itself for a rank of that training, on a port that is still in use.
 _LAUNCHERS = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "PL_GLOBAL_SEED")
+_AT_START = {name: os.environ.get(name) for name in _LAUNCHERS}
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -21,10 +22,9 @@ def _one_thread() -> None:
 
 @pytest.fixture(autouse=True)
 def _launcher_environment() -> Iterator[None]:
-    """Give the launchers' environment variables back after each test."""
-    before = {name: os.environ.get(name) for name in _LAUNCHERS}
+    """Leave the launchers' environment variables after each test as they were before all."""
     yield
-    for name, value in before.items():
+    for name, value in _AT_START.items():
         if value is None:
             os.environ.pop(name, None)
         else:
