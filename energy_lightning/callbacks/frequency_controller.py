@@ -37,6 +37,7 @@ class FrequencyControllerMixin:
         self._locked_mhz: int | None = None
         self._changed_at_s = float("-inf")
         self._active, self._step_open, self._last_global_step = False, False, 0
+        self._settling = False  # the coming step holds a change of the clock that the plan does not predict
         self.drift: DriftWatch | None = None
         self.plan: Plan | None = None
         """The plan in force, None before there is one."""
@@ -75,14 +76,15 @@ class FrequencyControllerMixin:
         if not self._step_open or self._meter is None or trainer.global_step == self._last_global_step:
             return
         self._last_global_step, self._step_open = trainer.global_step, False
-        reading = self._meter.lap()
-        line = None if self.drift is None else self.drift.add(reading.time_s, reading.energy_j)
+        reading, settling, self._settling = self._meter.lap(), self._settling, False
+        line = None if self.drift is None or settling else self.drift.add(reading.time_s, reading.energy_j)
         if line is not None:
             say(trainer, line)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Validation runs at the GPU's own clock; the next training step locks again."""
         self._release()
+        self._settling, self._changed_at_s = True, float("-inf")  # no dwell: validation is one
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Give the clock back."""
@@ -110,7 +112,7 @@ class FrequencyControllerMixin:
             except PlanError as error:  # a plan of ours: not the user's mistake
                 self._give_up(trainer, str(error))
                 return
-        self.plan = wanted
+        self.plan, self._settling = wanted, True
         num_microbatches = 1 if job.workload is None else job.workload.num_microbatches
         if trainer.accumulate_grad_batches == num_microbatches and self._device is not None:
             self.drift = DriftWatch(

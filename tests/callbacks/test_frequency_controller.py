@@ -131,6 +131,20 @@ def test_steps_far_from_the_prediction_are_reported_once(tmp_path: Path) -> None
     assert "+120.0%" in line
 
 
+def test_changes_of_the_clock_for_a_new_plan_and_after_validation_are_no_drift(tmp_path: Path) -> None:
+    class SlowToSwitch(Scripted):
+        def lock_frequency(self, frequency_mhz: int) -> None:
+            self.work(5.0)
+            super().lock_frequency(frequency_mhz)
+
+    plan = Plan.sequential(1200).with_prediction(1.1, 242.0, emulated=False)
+    trainer = run_with(plan, tmp_path, SlowToSwitch(), drift_steps=2, min_dwell_s=1.5)
+    trainer.fit(num_steps=8, validate_every=4)
+    assert not [line for line in trainer.lightning_module.lines if "drifted" in line]
+    assert trainer.forward_mhz == [1200] * 8
+    assert trainer.callbacks[0].drift.ratios["time"] == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize(
     ("times_s", "speaks_at"),
     [([1.0] * 9, None), ([1.3] * 9, 2), ([1.0, 1.0, 1.3, 1.3, 1.3], 3), ([1.09] * 9, None), ([0.8] * 4, 2)],
