@@ -87,11 +87,13 @@ def run_job(config: Any, path: Path, announce: Callable[[Path], None]) -> str:
 def run_worker(path: Path) -> int:
     """Train what the folder's config.yaml says in a child process; its exit code (negative: the signal's number).
 
-    Ctrl-C reaches the child from the terminal; a SIGTERM is handed on. The child ends when this process dies.
+    Ctrl-C reaches the child from the terminal, and a SIGTERM ends it in the same way: on SIGTERM itself Lightning's
+    handler broadcasts, which blocks forever while the ranks are in another collective. The child ends when this
+    process dies.
     """
     with _interrupts_are_the_childs():
         child = subprocess.Popen([sys.executable, "-m", WORKER_MODULE, str(path)])
-        previous = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+        previous = signal.signal(signal.SIGTERM, lambda *_: child.send_signal(signal.SIGINT))
         try:
             return child.wait()
         finally:

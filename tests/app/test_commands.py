@@ -197,6 +197,24 @@ def test_a_worker_ends_with_the_command_that_started_it(tmp_path: Path) -> None:
     assert not _runs(pid)
 
 
+def test_a_sigterm_reaches_the_worker_as_an_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning's own handler of SIGTERM once left two ranks waiting for each other forever."""
+    worker = (
+        "import pathlib, sys, time\nready = pathlib.Path(sys.argv[1])\ntry:\n    ready.touch()\n    time.sleep(60)\n"
+    )
+    (tmp_path / "waiting_worker.py").write_text(f"{worker}except KeyboardInterrupt:\n    sys.exit(7)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(train, "WORKER_MODULE", "waiting_worker")
+
+    def terminate() -> None:
+        while not (tmp_path / "ready").exists():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=terminate, daemon=True).start()
+    assert train.run_worker(tmp_path / "ready") == 7
+
+
 def _runs(pid: int) -> bool:
     try:
         os.kill(pid, 0)
