@@ -66,10 +66,22 @@ def run_hydra(arguments: Sequence[str], job: Callable[[Any, Path], str]) -> dict
 
 
 def run_job(config: Any, path: Path, announce: Callable[[Path], None]) -> str:
-    """Write the configuration into the job's folder, train there, and return the job's status."""
+    """Train in the folder `path` and return the job's status; a folder that cannot be written to fails the job."""
+    try:
+        return _run_in(RunFolder(path), config, announce)
+    except OSError as error:
+        print(
+            f"error: cannot write into the run's folder {path}: {error.strerror or error}. What was measured before is "
+            "kept; free the disk, or give another folder with output_dir=FOLDER",
+            file=sys.stderr,
+        )
+        return FAILED
+
+
+def _run_in(folder: RunFolder, config: Any, announce: Callable[[Path], None]) -> str:
     from omegaconf import OmegaConf
 
-    folder = RunFolder(path)
+    path = folder.path
     try:
         check_settings(config)
     except EnergyLightningError as error:

@@ -16,8 +16,12 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Replace `path` by `values` at once; a NaN or infinity becomes null, which JSON has instead."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps(_finite(values), indent=2) + "\n", encoding="utf-8")
-    partial.replace(path)
+    try:
+        partial.write_text(json.dumps(_finite(values), indent=2) + "\n", encoding="utf-8")
+        partial.replace(path)
+    except OSError:  # a full disk, say: leave no empty file beside the old values
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def read_summary(path: Path) -> dict[str, Any]:

@@ -221,3 +221,15 @@ def _runs(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def test_a_disk_that_fills_up_costs_the_job_and_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fills_up(_path: Path) -> int:
+        raise OSError(28, "No space left on device")
+
+    assert run_here(monkeypatch, tmp_path, fills_up, [f"output_dir={tmp_path / 'job'}"]) == 1
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+    assert "No space left on device" in line
+    assert "output_dir=FOLDER" in line

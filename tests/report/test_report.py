@@ -97,3 +97,20 @@ def test_unreadable_summaries_are_named(tmp_path: Path, content: str | None) -> 
         path.write_text(content)
     with pytest.raises(EnergyLightningError, match=r"summary\.json"):
         read_summary(path)
+
+
+def test_a_full_disk_leaves_the_old_summary_and_no_partial_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "summary.json"
+    write_json(path, {"status": "running"})
+
+    def full(self: Path, _text: str, encoding: str) -> int:
+        self.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space"):
+        write_json(path, {"status": "completed"})
+    assert [file.name for file in tmp_path.iterdir()] == ["summary.json"]
+    assert read_summary(path) == {"status": "running"}
