@@ -7,16 +7,16 @@ from pathlib import Path
 
 from rich.console import Console
 
+from energy_lightning.app.folder import RunFolder
 from energy_lightning.app.outcome import CHOSEN
 from energy_lightning.app.rehearsal import rehearse
 from energy_lightning.app.train import train
 from energy_lightning.callbacks.composition import Outcome
 from energy_lightning.report import FrontierPicture, draw_frontier, print_comparison
-from energy_lightning.types import Budget
+from energy_lightning.types import Budget, Plan
 from energy_lightning.workload import Workload
 
 GPU_NAME = "a100-sxm4-40gb"
-FOLDER = Path("outputs/demo")
 OVERRIDES = (
     "model=bert",
     "data=sentiment",
@@ -30,7 +30,7 @@ OVERRIDES = (
     "budget.max_slowdown=0.05",
     "trainer.max_steps=180",
     "trainer.limit_val_batches=20",
-    f"output_dir={FOLDER}",
+    "output_dir=outputs/demo",
 )
 BUDGET = Budget("max_slowdown", 0.05)
 BIG_JOB = "llama3.2_3b_tp8"
@@ -39,28 +39,35 @@ BIG_SIZES = {"microbatch_size": 8, "sequence_length": 4096}
 
 def demo(arguments: Sequence[str]) -> int:
     """Run the demo; `arguments` are further overrides of its training. The exit code of the training."""
-    console = Console()
+    console, overrides = Console(), [*OVERRIDES, *arguments]
+    folder = Path([o for o in overrides if o.startswith("output_dir=")][-1].partition("=")[2])
     console.rule("1. Fine-tune BERT on movie reviews with strategy=kareus, two processes, under an emulated A100")
-    console.print("energy-lightning train " + " ".join((*OVERRIDES, *arguments)), soft_wrap=True, style="dim")
-    exit_code = train([*OVERRIDES, *arguments])
+    console.print("energy-lightning train " + " ".join(overrides), soft_wrap=True, style="dim")
+    exit_code = train(overrides)
     if exit_code:
         return exit_code
-    console.print(
-        "So small a model has little communication to hide: two nanobatches only cost time, and the plan keeps "
-        "sequential execution at a lower clock. A big job is another matter:",
-        highlight=False,
-    )
+    _explain_plan(console, folder)
     console.rule("2. Rehearse a big job: Llama 3.2 3B, tensor parallel over 8 GPUs")
-    _show_big_job(console)
+    _show_big_job(console, folder)
     console.rule("3. Where to look next")
     console.print(
-        f"{FOLDER}: config.yaml, plan.yaml (edit it and give it back: plan={FOLDER}/plan.yaml), measurements.jsonl, "
+        f"{folder}: config.yaml, plan.yaml (edit it and give it back: plan={folder}/plan.yaml), measurements.jsonl, "
         "metrics.csv, frontier.png, summary.json\n"
         "examples/: the same from Python.    conf/: every setting.    README.md: real GPUs and their permissions.",
         soft_wrap=True,
         highlight=False,
     )
     return 0
+
+
+def _explain_plan(console: Console, folder: Path) -> None:
+    plan = RunFolder(folder).read()["plan"]
+    if plan is not None and not any(phase.nanobatched for phase in Plan.from_dict(plan).stages[0]):
+        console.print(
+            "So small a model has little communication to hide: two nanobatches would only cost time, and the plan "
+            "keeps sequential execution. A big job is another matter:",
+            highlight=False,
+        )
 
 
 def big_job() -> Outcome:
@@ -80,9 +87,9 @@ def picture_of(outcome: Outcome) -> FrontierPicture:
     )
 
 
-def _show_big_job(console: Console) -> None:
+def _show_big_job(console: Console, folder: Path) -> None:
     outcome = big_job()
     title = f"One iteration of {BIG_JOB}, 8 x 4096 tokens, budget {BUDGET}, on 8 x {GPU_NAME}"
     print_comparison(console, outcome.references, title=title, emulated=True, chosen=CHOSEN)
-    picture = draw_frontier(picture_of(outcome), FOLDER / f"{BIG_JOB}.png")
+    picture = draw_frontier(picture_of(outcome), folder / f"{BIG_JOB}.png")
     console.print(f"Frontier: {picture}", soft_wrap=True)
