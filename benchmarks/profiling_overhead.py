@@ -88,9 +88,8 @@ def profile(workload: Workload, gpu: GPU, seed: int, folder: Path) -> Cost:
             search.tell(config, measurement)
     save_plan(folder / "plan.yaml", search.outcome(Budget("max_slowdown")).plan, run=run)
     wall_s += time.perf_counter()
-    cool_downs_s = meter.num_measured * settings.cool_down_s
-    warm_up_s = device.now_s() - meter.window_time_s - cool_downs_s
-    return Cost(search.num_measured, meter.window_time_s, cool_downs_s, warm_up_s, wall_s)
+    warm_up_s = device.now_s() - meter.window_time_s - meter.cool_down_time_s
+    return Cost(search.num_measured, meter.window_time_s, meter.cool_down_time_s, warm_up_s, wall_s)
 
 
 def main() -> None:

@@ -124,7 +124,9 @@ class PartitionMeter:
     ) -> None:
         self._device, self._runner, self._settings = device, runner, settings or WindowSettings()
         self._meter = EnergyMeter(device, refresh_s=refresh_s)
+        self._lowest_capped_mhz: dict[str, int] = {}  # partition -> clock that was not to be had after all retries
         self.window_time_s = 0.0  # of the device's clock, inside windows
+        self.cool_down_time_s = 0.0  # of the device's clock, after windows and failed tries
         self.num_measured = 0
 
     def measure_all(self, requests: Sequence[Request], rng: np.random.Generator) -> list[Measurement]:
@@ -142,14 +144,19 @@ class PartitionMeter:
 
         A failure is a result: a clock that cannot be had after all retries, or a window that stays void, comes back
         as a measurement with an `invalid_reason`. Where the clock cannot be had, time and energy are those of the clock
-        that the GPU ran at (`actual_mhz`).
+        that the GPU ran at (`actual_mhz`). A clock known to be too high for a partition is tried once, not again and
+        again: every try costs a cool-down.
         """
         run = self._runner.prepare(partition, config.schedule)
         self.num_measured += 1
-        for retries_left in range(self._settings.max_retries, -1, -1):
+        capped = config.frequency_mhz >= self._lowest_capped_mhz.get(partition.name, config.frequency_mhz + 1)
+        for retries_left in range(0 if capped else self._settings.max_retries, -1, -1):
             measurement = self._attempt(run, config, is_last=retries_left == 0)
             if measurement.valid:
                 break
+        if (measurement.invalid_reason or "").startswith(UNREACHABLE):
+            known = self._lowest_capped_mhz.get(partition.name, config.frequency_mhz)
+            self._lowest_capped_mhz[partition.name] = min(known, config.frequency_mhz)
         return measurement
 
     def close(self) -> None:
@@ -175,6 +182,7 @@ class PartitionMeter:
             return self._result(config, reading.time_s / num_runs, _per_run(reading, num_runs), fault)
         finally:
             device.idle(settings.cool_down_s)
+            self.cool_down_time_s += settings.cool_down_s
 
     def _warm_up(self, run: Run) -> float:
         """Run a few times; returns the time of one execution in s."""

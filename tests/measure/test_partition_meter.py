@@ -47,6 +47,17 @@ def test_a_clock_that_cannot_be_had_is_unreachable_after_bounded_retries() -> No
     assert measured.energy_j == pytest.approx(0.003 * (100.0 + 120.0))  # as it ran, at 1200 MHz
 
 
+def test_a_clock_known_to_be_too_high_is_tried_once_and_only_for_that_partition() -> None:
+    device = ScriptedDevice((900, 1380, 1395, 1410), clock_cap_mhz=1300)
+    meter, other = meter_on(device, max_retries=2), Partition("fwd_mlp", (), None, 1, True)
+    meter.measure(PARTITION, PartitionConfig("fwd_attn", 1395))
+    meter.measure(PARTITION, PartitionConfig("fwd_attn", 1410))  # above the known cap: once
+    meter.measure(PARTITION, PartitionConfig("fwd_attn", 1380))  # below it: all tries
+    meter.measure(other, PartitionConfig("fwd_mlp", 1410))
+    assert [device.calls.count(("lock", mhz)) for mhz in (1395, 1410, 1380)] == [3, 1 + 3, 3]
+    assert meter.cool_down_time_s == pytest.approx(10 * 5.0)
+
+
 def test_the_neighbouring_clock_does_not_pass_for_the_one_asked_for() -> None:
     device = ScriptedDevice((1380, 1395, 1410), clock_cap_mhz=1395)
     measured = meter_on(device).measure(PARTITION, PartitionConfig("fwd_attn", 1410))
