@@ -14,7 +14,7 @@ FOLDER = Path(__file__).parent
 
 
 def main() -> None:
-    """Draw, and print the table that the README quotes."""
+    """Draw, and print the same plans as a table."""
     outcome = big_job()
     print(draw_frontier(picture_of(outcome), FOLDER / "frontier.png"))
     title = f"{BIG_JOB} on 8 x {GPU_NAME}"
