@@ -160,7 +160,7 @@ class EnergyMonitorMixin:
         line = f"epoch {epoch}: {each_s:.4g} s a step, {self.total.time_s:.4g} s in all"
         if self._has_energy:
             power_w = self.own.energy_j / self.own.time_s if self.own.time_s else 0.0
-            line += f", {self.total.energy_j:.4g} J over all GPUs, {power_w:.0f} W on this one"
+            line += f", {self.total.energy_j:.4g} J over the GPUs of all processes, {power_w:.0f} W on this one"
         if not self.total.complete:
             line += " (incomplete: some energy readings were void)" if self._has_energy else ", energy not known"
         return line + (f" (EMULATED: {device.name})" if device.emulated else f" ({device.name})")
