@@ -98,7 +98,7 @@ def test_a_sweep_goes_on_after_a_failed_job(
     ("arguments", "message"),
     [
         (["workload=llama9"], "llama9"),
-        (["budget=deadline", "budget.deadline=-1"], "finite positive number"),
+        (["budget=deadline", "budget.deadline=-1"], "finite number > 0 (seconds per iteration), got -1"),
         (["device.gpu=a1000"], "a1000"),
         (["data=text"], "data.path must be given, e.g. data.path=VALUE"),
     ],
