@@ -10,7 +10,9 @@ from dataclasses import replace
 import numpy as np
 
 from energy_lightning.emulation import GPU, Estimate, emulate_iteration_end, emulate_phase, emulate_scheduled
+from energy_lightning.emulation.gpu import Floats
 from energy_lightning.emulation.thermal import heat, leakage_w
+from energy_lightning.emulation.throttling import Rows, unlimited, within_power_limit
 from energy_lightning.types import DeviceError, EnergySource, PhasePlan, Schedule
 from energy_lightning.workload import Partition, Workload
 
@@ -147,13 +149,16 @@ class EmulatedDevice:
 
     def _within_power_limit(self, work: _Work) -> Estimate:
         wanted_mhz = self._locked_mhz or self.gpu.max_frequency_mhz
-        room_w = self.power_limit_w - leakage_w(self.gpu.thermal, self._temperature_c)
-        for frequency_mhz in reversed([f for f in self.frequencies_mhz if f <= wanted_mhz]):
-            estimate = self._estimate(work, frequency_mhz)
-            if estimate.power_w <= room_w:
-                break
-        self._actual_mhz = frequency_mhz
-        return estimate
+        more_w = leakage_w(self.gpu.thermal, self._temperature_c)
+
+        def at_clocks(clocks_mhz: Floats, rows: Rows) -> tuple[Floats, Floats]:
+            estimates = [self._estimate(work, int(clock)) for clock in clocks_mhz]
+            time_s = np.array([estimate.time_s for estimate in estimates])
+            return time_s, np.array([estimate.energy_j for estimate in estimates]) + more_w * time_s
+
+        _, _, held_mhz = within_power_limit(at_clocks, self.gpu, np.array([float(wanted_mhz)]))
+        self._actual_mhz = int(held_mhz[0])
+        return self._estimate(work, self._actual_mhz)
 
     def _estimate(self, work: _Work, frequency_mhz: int) -> Estimate:
         known = self._estimates.get((work, frequency_mhz))
@@ -162,14 +167,16 @@ class EmulatedDevice:
         return known
 
     def _compute_estimate(self, work: _Work, frequency_mhz: int) -> Estimate:
+        """At the reference temperature and without the power limit, which depends on the real temperature."""
         _, subject, schedule = work
+        gpu = unlimited(self.gpu)
         if isinstance(subject, Partition):
             assert schedule is None or isinstance(schedule, Schedule)
-            return emulate_scheduled(subject, self.gpu, frequency_mhz, schedule)
+            return emulate_scheduled(subject, gpu, frequency_mhz, schedule)
         assert isinstance(subject, PhasePlan)
         phase_plan = replace(subject, frequency_mhz=frequency_mhz)
         estimate = emulate_phase if work[0] == "phase" else emulate_iteration_end
-        return estimate(self.workload, self.gpu, phase_plan, stage=self.stage)
+        return estimate(self.workload, gpu, phase_plan, stage=self.stage)
 
     def _advance(self, time_s: float, power_w: float) -> float:
         """Move the clock; returns the energy drawn (leakage at the real temperature included)."""

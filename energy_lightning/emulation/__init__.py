@@ -20,12 +20,15 @@ from energy_lightning.emulation.pipeline import (
     emulate_iteration_end,
     one_f_one_b,
 )
+from energy_lightning.emulation.thermal import at_temperature
+from energy_lightning.emulation.throttling import unlimited
 
 __all__ = [
     "GPU",
     "Estimate",
     "IterationResult",
     "StageResult",
+    "at_temperature",
     "attention_microbenchmark",
     "default_schedule",
     "emulate_iteration",
@@ -35,4 +38,5 @@ __all__ = [
     "emulate_phase",
     "emulate_scheduled",
     "one_f_one_b",
+    "unlimited",
 ]

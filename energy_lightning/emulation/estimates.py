@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from energy_lightning.emulation.gpu import GPU, Floats
+from energy_lightning.emulation.throttling import Rows, unlimited, within_power_limit
 from energy_lightning.emulation.timeline import EXPOSED, Configurations, partition_time_and_energy
 from energy_lightning.types import PhasePlan, PlanError, Schedule
 from energy_lightning.workload import Collective, Operator, Partition, Workload
@@ -45,7 +46,9 @@ def emulate_partitions(
     launch: str | Sequence[str | None] | None = None,
     join: str | Sequence[str | None] | None = None,
 ) -> tuple[Floats, Floats]:
-    """Time (s) and energy (J, static included) per GPU of n configurations of one partition.
+    """Time (s) and energy (J, static included) per GPU of n configurations of one partition, run again and again.
+
+    A configuration that would draw more than the power limit is charged at the highest clock that does not.
 
     Args:
         operators, collective: the partition's work.
@@ -77,7 +80,12 @@ def emulate_partitions(
     if collective is not None:
         for count in np.unique(arrays[1]):
             gpu.check_sm_count(count)
-    return partition_time_and_energy(operators, collective, gpu, Configurations(*arrays))
+
+    def at_clocks(clocks_mhz: Floats, rows: Rows) -> tuple[Floats, Floats]:
+        chosen = Configurations(clocks_mhz, *(array[rows] for array in arrays[1:]))
+        return partition_time_and_energy(operators, collective, gpu, chosen)
+
+    return within_power_limit(at_clocks, gpu, arrays[0])[:2]
 
 
 def _indices(value: str | Sequence[str | None] | None, names: list[str], default: int, what: str) -> Any:
@@ -138,32 +146,36 @@ def emulate_phase_curve(
     workload: Workload, gpu: GPU, phase_plan: PhasePlan, frequencies_mhz: Sequence[int], *, stage: int = 0
 ) -> tuple[Floats, Floats]:
     """`emulate_phase` at each of `frequencies_mhz` (not the plan's own): time (s) and energy (J), (n,) each."""
-    time_s, energy_j = np.zeros(len(frequencies_mhz)), np.zeros(len(frequencies_mhz))
-    for partition in workload.partitions(phase_plan.phase, stage=stage, nanobatched=phase_plan.nanobatched):
-        schedule = phase_plan.schedules.get(partition.name, phase_plan.schedules.get(partition.key))
-        chosen = default_schedule(partition) if schedule is None else schedule
-        once_s, once_j = emulate_partitions(
-            partition.operators,
-            partition.collective,
-            gpu,
-            frequency_mhz=frequencies_mhz,
-            sm_count=chosen.sm_count,
-            block_threads=chosen.block_threads,
-            launch=chosen.launch if partition.launch_points else None,
-        )
-        time_s += partition.count * once_s
-        energy_j += partition.count * once_j
-    return time_s, energy_j
+    partitions = workload.partitions(phase_plan.phase, stage=stage, nanobatched=phase_plan.nanobatched)
+    free = unlimited(gpu)  # the phase is judged as a whole
+
+    def at_clocks(clocks_mhz: Floats, rows: Rows) -> tuple[Floats, Floats]:
+        time_s, energy_j = np.zeros(len(clocks_mhz)), np.zeros(len(clocks_mhz))
+        for partition in partitions:
+            schedule = phase_plan.schedules.get(partition.name, phase_plan.schedules.get(partition.key))
+            chosen = default_schedule(partition) if schedule is None else schedule
+            once_s, once_j = emulate_partitions(
+                partition.operators,
+                partition.collective,
+                free,
+                frequency_mhz=clocks_mhz,
+                sm_count=chosen.sm_count,
+                block_threads=chosen.block_threads,
+                launch=chosen.launch if partition.launch_points else None,
+            )
+            time_s += partition.count * once_s
+            energy_j += partition.count * once_j
+        return time_s, energy_j
+
+    return within_power_limit(at_clocks, gpu, np.asarray(frequencies_mhz, dtype=np.float64))[:2]
 
 
 def emulate_phase(workload: Workload, gpu: GPU, phase_plan: PhasePlan, *, stage: int = 0) -> Estimate:
     """One microbatch's forward or backward on one GPU of `stage`; no frequency in the plan means the highest.
 
-    Schedules may name partitions by key or by name ("fwd_attn.sequential"); partitions without one get the default.
+    Schedules may name partitions by key or by name ("fwd_attn.sequential"); partitions without one get the default. The
+    power limit holds for the phase's mean power; within it, the phase is the sum of its partitions.
     """
     frequency_mhz = gpu.max_frequency_mhz if phase_plan.frequency_mhz is None else phase_plan.frequency_mhz
-    total = Estimate(0.0, 0.0)
-    for partition in workload.partitions(phase_plan.phase, stage=stage, nanobatched=phase_plan.nanobatched):
-        schedule = phase_plan.schedules.get(partition.name, phase_plan.schedules.get(partition.key))
-        total += emulate_scheduled(partition, gpu, frequency_mhz, schedule).times(partition.count)
-    return total
+    time_s, energy_j = emulate_phase_curve(workload, gpu, phase_plan, [frequency_mhz], stage=stage)
+    return Estimate(float(time_s[0]), float(energy_j[0]))

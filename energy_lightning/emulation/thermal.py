@@ -10,13 +10,31 @@ from __future__ import annotations
 
 import math
 
-from energy_lightning.emulation.gpu import Thermal
+from energy_lightning.emulation.gpu import GPU, Thermal
 from energy_lightning.types import DeviceError
 
 
 def leakage_w(thermal: Thermal, temperature_c: float) -> float:
     """Power (W) beyond that at the reference temperature."""
     return thermal.leakage_w_per_c * (temperature_c - thermal.reference_c)
+
+
+def at_temperature(gpu: GPU, temperature_c: float) -> GPU:
+    """The GPU held at `temperature_c`: its static and blocking power hold the leakage at that temperature.
+
+    Every emulate_* function works with it; the power limit leaves that much less to the work.
+
+    Raises:
+        DeviceError: no temperature at which a chip works.
+    """
+    if not 0.0 <= temperature_c <= 110.0:  # NaN fails too
+        raise DeviceError(f"{gpu.display_name} does not run at {temperature_c!r} C; give 0 to 110")
+    more_w = leakage_w(gpu.thermal, temperature_c)
+    return gpu.with_constants(
+        power__static_w=max(gpu.power.static_w + more_w, 0.0),
+        power__blocking_w=max(gpu.power.blocking_w + more_w, 0.0),
+        thermal__reference_c=temperature_c,
+    )
 
 
 def heat(thermal: Thermal, temperature_c: float, reference_power_w: float, time_s: float) -> tuple[float, float]:

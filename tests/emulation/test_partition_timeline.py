@@ -9,12 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energy_lightning.emulation import GPU, attention_microbenchmark, emulate_partition, emulate_partitions
+from energy_lightning.emulation import (
+    GPU,
+    attention_microbenchmark,
+    emulate_partition,
+    emulate_partitions,
+    unlimited,
+)
 from energy_lightning.emulation.timeline import Configurations, collective_time_s, operator_time_s
 from energy_lightning.types import DeviceError, PlanError
 from energy_lightning.workload import Collective, Operator, Workload
 
-A100 = GPU.load("a100-sxm4-40gb")
+A100 = unlimited(GPU.load("a100-sxm4-40gb"))  # lone products would throttle
 OPERATORS, COLLECTIVE = attention_microbenchmark()
 NAMES = [o.name for o in OPERATORS]
 BANDWIDTH = A100.memory.bandwidth_bytes_per_s * A100.memory.bandwidth_efficiency
