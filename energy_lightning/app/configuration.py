@@ -57,12 +57,13 @@ def split_flags(arguments: Sequence[str]) -> tuple[list[str], Path | None]:
     return overrides, Path(known.config_dir).absolute() if known.config_dir else None
 
 
-def check_overrides(overrides: Sequence[str], folders: Sequence[Path]) -> None:
-    """Raise ConfigError, naming what is allowed, for a group, choice or key that the configuration does not have.
+def check_overrides(overrides: Sequence[str], folders: Sequence[Path], config_name: str = CONFIG_NAME) -> None:
+    """Raise ConfigError, naming what is allowed, for a group, choice or key that conf/`config_name`.yaml has not.
 
     Overrides that add (+key=...), delete (~key) or configure Hydra itself are left to Hydra.
     """
-    options = group_options(folders)
+    plain = compose_config([], folders, config_name)
+    options = {group: names for group, names in group_options(folders).items() if group in plain}
     own = [override for override in _parse(overrides) if not _is_hydras(override)]
     choices: dict[str, str] = {}
     for override in own:
@@ -72,7 +73,7 @@ def check_overrides(overrides: Sequence[str], folders: Sequence[Path]) -> None:
             for value in values:
                 _check_known(str(value), options[group], f"{group}=", "choices")
             choices[group] = str(values[0])
-    config = compose_config([f"{group}={choice}" for group, choice in choices.items()], folders)
+    config = compose_config([f"{group}={choice}" for group, choice in choices.items()], folders, config_name)
     for override in own:
         if override.key_or_group not in options:
             _check_key(str(override.key_or_group), config)
@@ -95,13 +96,13 @@ def _is_hydras(override: Any) -> bool:
     return changes_keys or str(override.key_or_group).split(".")[0] == "hydra"
 
 
-def compose_config(overrides: Sequence[str], folders: Sequence[Path]) -> Any:
+def compose_config(overrides: Sequence[str], folders: Sequence[Path], config_name: str = CONFIG_NAME) -> Any:
     """The configuration (DictConfig) that `overrides` select; `folders`: conf/, then the user's."""
     from hydra import compose, initialize_config_dir
 
     more = ",".join(f"file://{folder}" for folder in folders[1:])
     with initialize_config_dir(str(folders[0]), version_base="1.3"):
-        return compose(CONFIG_NAME, overrides=[*overrides, f"hydra.searchpath=[{more}]"])
+        return compose(config_name, overrides=[*overrides, f"hydra.searchpath=[{more}]"])
 
 
 def _check_key(key: str, config: Any) -> None:

@@ -16,15 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from energy_lightning.app import torchrun
-from energy_lightning.app.configuration import (
-    CONFIG_NAME,
-    check_overrides,
-    conf_dir,
-    expand_shorthand,
-    group_options,
-    split_flags,
-)
 from energy_lightning.app.folder import COMPLETED, FAILED, RUNNING, RunFolder
+from energy_lightning.app.hydra_jobs import checked_arguments, exit_code, run_hydra
 from energy_lightning.app.settings import check_settings
 from energy_lightning.types import EnergyLightningError
 
@@ -35,34 +28,10 @@ def train(arguments: Sequence[str]) -> int:
     """Run the jobs that `arguments` (Hydra overrides and flags) describe; 0 when all of them completed."""
     if torchrun.is_follower(os.environ):
         return torchrun.follow(os.environ, run_worker)
-    folder = conf_dir()
-    expanded = expand_shorthand(arguments, group_options([folder]))
-    overrides, user_folder = split_flags(expanded)
-    check_overrides(overrides, [folder, *([user_folder] if user_folder else [])])
+    checked = checked_arguments(arguments)
     with torchrun.announcing(os.environ) as announce:
-        # Hydra's parser takes overrides on one side of its flags only.
-        flags = [argument for argument in expanded if argument not in overrides]
-        statuses = run_hydra([*flags, *overrides], lambda config, path: run_job(config, path, announce))
-    if len(statuses) > 1:
-        for path, status in statuses.items():
-            print(f"{status:>11}  {path}")
-    return 0 if all(status == COMPLETED for status in statuses.values()) else 1
-
-
-def run_hydra(arguments: Sequence[str], job: Callable[[Any, Path], str]) -> dict[Path, str]:
-    """Let Hydra call `job` with the configuration and folder of each job; folder -> what `job` returned."""
-    import hydra
-    from hydra.core.hydra_config import HydraConfig
-
-    statuses: dict[Path, str] = {}
-
-    def task(config: Any) -> None:
-        path = Path(HydraConfig.get().runtime.output_dir)
-        statuses[path] = job(config, path)
-
-    with _process_arguments([sys.argv[0], *arguments]):
-        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG_NAME)(task)()
-    return statuses
+        statuses = run_hydra(checked, lambda config, path: run_job(config, path, announce))
+    return exit_code(statuses, COMPLETED)
 
 
 def run_job(config: Any, path: Path, announce: Callable[[Path], None]) -> str:
@@ -119,12 +88,3 @@ def _interrupts_are_the_childs() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, previous)
-
-
-@contextmanager
-def _process_arguments(argv: list[str]) -> Iterator[None]:
-    previous, sys.argv = sys.argv, argv  # Hydra reads the process's own
-    try:
-        yield
-    finally:
-        sys.argv = previous
