@@ -1,6 +1,6 @@
 """An emulated GPU: time and energy of partitions, phases and iterations, from a job's FLOPs and bytes.
 
-Everything here is a model's estimate, at the GPU's reference temperature. numpy only; no torch.
+Everything here is a model's estimate, at the GPU's reference temperature. numpy and scipy only; no torch.
 """
 
 from energy_lightning.emulation.estimates import (
@@ -20,17 +20,21 @@ from energy_lightning.emulation.pipeline import (
     emulate_iteration_end,
     one_f_one_b,
 )
+from energy_lightning.emulation.planning import PlanPoint, plan_frontier
 from energy_lightning.emulation.thermal import at_temperature
 from energy_lightning.emulation.throttling import unlimited
+from energy_lightning.emulation.transfers import emulate_instruction, receive_time_s
 
 __all__ = [
     "GPU",
     "Estimate",
     "IterationResult",
+    "PlanPoint",
     "StageResult",
     "at_temperature",
     "attention_microbenchmark",
     "default_schedule",
+    "emulate_instruction",
     "emulate_iteration",
     "emulate_iteration_end",
     "emulate_partition",
@@ -38,5 +42,7 @@ __all__ = [
     "emulate_phase",
     "emulate_scheduled",
     "one_f_one_b",
+    "plan_frontier",
+    "receive_time_s",
     "unlimited",
 ]

@@ -33,33 +33,42 @@ class Compute:
     """Matrix products.
 
     peak_flops_per_s: dense peak at the highest clock with all SMs, by dtype. *_efficiency: share of the peak that large
-    products reach. launch_overhead_s: time between two kernels of a stream.
+    products reach. gradient_efficiency: throughput of backward's linears relative to forward's (larger outputs fill the
+    SMs better, transposed operands slow them). launch_overhead_s: time between two kernels of a stream.
     """
 
     peak_flops_per_s: Mapping[str, float]
     linear_efficiency: float
     attention_efficiency: float
+    gradient_efficiency: float
     launch_overhead_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Device memory. sm_bytes_per_cycle: what one SM moves a clock cycle when the memory itself is no limit."""
+    """Device memory and the cache before it.
+
+    sm_bytes_per_cycle: what one SM moves a clock cycle when the memory itself is no limit. cache_bytes_per_s: on-chip
+    cache to SMs for the tiles of matrix products; it does not follow the SM clock.
+    """
 
     bandwidth_bytes_per_s: float
     bandwidth_efficiency: float
     sm_bytes_per_cycle: float
+    cache_bytes_per_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
     """Collectives; the formula is in `timeline.collective_time_s`.
 
+    p2p_bytes_per_s: what one GPU sends to its peer in the next pipeline stage.
     slowdown_by_memory: relative slow-down of a collective beside an operator that saturates the memory.
     default_sms: SMs that the communication library takes where nobody says how many.
     """
 
     link_bytes_per_s: float
+    p2p_bytes_per_s: float
     latency_s: float
     sm_bytes_per_s: float
     sm_latency_share: float
@@ -76,7 +85,8 @@ class Power:
 
     static_w: leakage, memory refresh, board. idle_clock_w: clock tree (f V^2). blocking_w: measured draw while blocked
     on a peer. sm_active_w: all SMs issuing (f V^2). *joule_per_flop scale with V^2. sm_collective_w: one SM spinning in
-    a collective (f V^2). Relative voltage = max(voltage_floor, 1 - voltage_slope x (1 - clock ratio)).
+    a collective (f V^2). Relative voltage = max(voltage_floor, 1 - voltage_slope x (1 - clock ratio)), the bend between
+    the two rounded over about +-2 x voltage_rounding (0: sharp).
     """
 
     static_w: float
@@ -91,6 +101,7 @@ class Power:
     sm_collective_w: float
     voltage_floor: float
     voltage_slope: float
+    voltage_rounding: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,8 +215,12 @@ class GPU:
 
     def voltage_squared(self, frequency_mhz: Any) -> Floats:
         """V(f)^2 relative to the highest clock's; same shape as `frequency_mhz`."""
-        drop = self.power.voltage_slope * (1.0 - self.clock_ratio(frequency_mhz))
-        return np.maximum(self.power.voltage_floor, 1.0 - drop) ** 2
+        power, clocks = self.power, np.append(np.ravel(self.clock_ratio(frequency_mhz)), 1.0)
+        above = 1.0 - power.voltage_slope * (1.0 - clocks) - power.voltage_floor
+        width = power.voltage_rounding
+        bent = width * np.logaddexp(0.0, above / width) if width else np.maximum(above, 0.0)
+        voltage = power.voltage_floor + bent
+        return ((voltage[:-1] / voltage[-1]) ** 2).reshape(np.shape(frequency_mhz))
 
     def check_frequency(self, frequency_mhz: float) -> None:
         """DeviceError naming the nearest clocks if `frequency_mhz` cannot be locked."""

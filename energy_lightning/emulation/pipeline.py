@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from energy_lightning.emulation.estimates import Estimate, emulate_phase, emulate_scheduled
+from energy_lightning.emulation.estimates import Estimate, emulate_scheduled
 from energy_lightning.emulation.gpu import GPU
+from energy_lightning.emulation.transfers import emulate_instruction
 from energy_lightning.types import PhasePlan, Plan, PlanError
 from energy_lightning.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledPhase:
-    """One phase of one microbatch on the time axis."""
+    """One phase of one microbatch on the time axis, from when it starts to receive; energy of one GPU."""
 
     plan: PhasePlan
     microbatch: int
@@ -26,11 +27,26 @@ class ScheduledPhase:
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """One pipeline stage, per GPU. energy_j includes the time it waits at blocking power and the iteration's end."""
+    """One pipeline stage, per GPU, over the whole iteration.
+
+    Attributes:
+        phases: in execution order; idle gaps lie between them.
+        busy_s: time in phases and in the iteration's end (gradients, optimizer); the rest of time_s it is blocked.
+        time_s: time of the iteration.
+        energy_j: blocked time and the iteration's end included.
+        dynamic_energy_j: energy beyond drawing blocking power all the time.
+    """
 
     phases: tuple[ScheduledPhase, ...]
     busy_s: float
+    time_s: float
     energy_j: float
+    dynamic_energy_j: float
+
+    @property
+    def power_w(self) -> float:
+        """Mean power over the iteration."""
+        return self.energy_j / self.time_s
 
 
 @dataclass(frozen=True)
@@ -156,12 +172,16 @@ def emulate_iteration_end(workload: Workload, gpu: GPU, last: PhasePlan, *, stag
 def emulate_iteration(workload: Workload, gpu: GPU, plan: Plan) -> IterationResult:
     """One iteration of the whole job under `plan`: pipeline timeline, then gradient reduction and optimizer.
 
+    Changes of the clock between phases take no time here. Whether the job fits into the GPUs' memory is not asked (see
+    `check_memory`).
+
     Raises:
         PlanError: the plan does not fit the workload. DeviceError: a clock or SM count that the GPU lacks.
     """
     stages = expand_plan(workload, plan)
     estimates = [
-        {phase: emulate_phase(workload, gpu, phase, stage=s) for phase in set(stage)} for s, stage in enumerate(stages)
+        {phase: emulate_instruction(workload, gpu, phase, stage=s) for phase in set(stage)}
+        for s, stage in enumerate(stages)
     ]
     placed = place_phases([[(p.phase, estimates[s][p].time_s) for p in stage] for s, stage in enumerate(stages)])
     ends = [emulate_iteration_end(workload, gpu, stage[-1], stage=s) for s, stage in enumerate(stages)]
@@ -174,5 +194,6 @@ def emulate_iteration(workload: Workload, gpu: GPU, plan: Plan) -> IterationResu
         )
         busy = sum((estimates[s][plan] for plan in stage), ends[s])
         energy_j = busy.energy_j + gpu.blocking_power_w * (time_s - busy.time_s)
-        results.append(StageResult(phases, busy.time_s, energy_j))
+        dynamic_j = busy.energy_j - gpu.blocking_power_w * busy.time_s
+        results.append(StageResult(phases, busy.time_s, time_s, energy_j, dynamic_j))
     return IterationResult(time_s, tuple(results), workload.gpus_per_stage, gpu.blocking_power_w)

@@ -139,6 +139,12 @@ class Workload:
         """GPUs that execute one pipeline stage, over all replicas."""
         return self.tensor_parallel * self.context_parallel * self.data_parallel
 
+    @property
+    def boundary_bytes(self) -> float:
+        """Bytes that one GPU passes to its peer in the next stage for a microbatch: its share of the hidden states."""
+        tokens = self.microbatch_size * self.sequence_length / self.context_parallel
+        return tokens * self.model.hidden_size * DTYPE_BYTES[self.dtype] / self.tensor_parallel
+
     def key(self) -> dict[str, Any]:
         """Plain values that identify shape and parallelism."""
         values = asdict(self)

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from energy_lightning.emulation import GPU, emulate_iteration, emulate_iteration_end, emulate_phase, emulate_scheduled
+from energy_lightning.emulation import (
+    GPU,
+    emulate_instruction,
+    emulate_iteration,
+    emulate_iteration_end,
+    emulate_phase,
+    emulate_scheduled,
+    receive_time_s,
+)
 from energy_lightning.emulation.pipeline import one_f_one_b, place_phases
 from energy_lightning.types import DeviceError, PhasePlan, Plan, PlanError, Schedule
 from energy_lightning.workload import Workload
@@ -71,11 +79,65 @@ def test_waiting_stages_draw_blocking_power() -> None:
     for stage in result.stages:
         assert stage.busy_s < result.time_s
     plan = one_f_one_b(2, 0, 4)
-    phases = {p: emulate_phase(w, A100, PhasePlan(p, 1410), stage=0) for p in ("forward", "backward")}  # type: ignore[arg-type]
+    phases = {p: emulate_instruction(w, A100, PhasePlan(p, 1410), stage=0) for p in ("forward", "backward")}  # type: ignore[arg-type]
     end = emulate_iteration_end(w, A100, PhasePlan("backward", 1410), stage=0)
     busy_j = sum(phases[p].energy_j for p in plan) + end.energy_j
     idle_s = result.time_s - sum(phases[p].time_s for p in plan) - end.time_s
     assert result.stages[0].energy_j == pytest.approx(busy_j + 85.0 * idle_s)
+
+
+def test_stages_add_up_to_the_job() -> None:
+    w = Workload.preset("llama3.2_3b_tp2_pp3", num_microbatches=5, sequence_length=1024, data_parallel=2)
+    result = emulate_iteration(w, A100, Plan.sequential(1200))
+    assert result.energy_j == pytest.approx(4 * sum(stage.energy_j for stage in result.stages))
+    assert result.dynamic_energy_j == pytest.approx(4 * sum(stage.dynamic_energy_j for stage in result.stages))
+    for s, stage in enumerate(result.stages):
+        end = emulate_iteration_end(w, A100, PhasePlan("backward", 1200), stage=s)
+        assert stage.time_s == result.time_s
+        assert stage.busy_s == pytest.approx(sum(p.end_s - p.start_s for p in stage.phases) + end.time_s)
+        waiting_j = 85.0 * (stage.time_s - stage.busy_s)
+        assert stage.energy_j == pytest.approx(sum(p.energy_j for p in stage.phases) + end.energy_j + waiting_j)
+        assert 85.0 < stage.power_w < 400.0
+
+
+def test_activations_between_stages_take_their_time() -> None:
+    # 4 sequences x 2048 tokens x 2048 hidden x 2 bytes, an eighth of it from each of 8 GPUs, over 12.5 GB/s: 0.336 ms
+    w = Workload.preset("llama3.2_1b_tp8_pp2", microbatch_size=4, num_microbatches=3, sequence_length=2048)
+    slow = A100.with_constants(collective__p2p_bytes_per_s=12.5e9, collective__latency_s=0.0)
+    expected_s = 4 * 2048 * 2048 * 2 / 8 / 12.5e9
+    received = {(p, s): receive_time_s(w, slow, p, s) for p in ("forward", "backward") for s in (0, 1)}  # type: ignore[arg-type]
+    assert received == {
+        ("forward", 0): 0.0,
+        ("forward", 1): pytest.approx(expected_s),
+        ("backward", 0): pytest.approx(expected_s),
+        ("backward", 1): 0.0,
+    }
+    # F0 on stage 0, then stage 1 receives and computes in turn, then stage 0's last backward receives
+    plan = Plan.sequential(1410)
+    last_stage = [emulate_phase(w, slow, p, stage=1).time_s for p in plan.stages[0]]
+    first_stage = [emulate_phase(w, slow, p).time_s for p in plan.stages[0]]
+    assert all(first < last for first, last in zip(first_stage, last_stage, strict=True))
+    path_s = sum(first_stage) + 3 * sum(last_stage) + 4 * expected_s
+    end_s = max(emulate_iteration_end(w, slow, plan.backward, stage=s).time_s for s in (0, 1))
+    assert emulate_iteration(w, slow, plan).time_s == pytest.approx(path_s + end_s)
+
+
+def test_transfers_draw_blocking_power_and_cost_a_planner_nothing() -> None:
+    w = Workload.preset("llama3.2_1b_tp8_pp2", microbatch_size=4, sequence_length=2048)
+    phase = emulate_phase(w, A100, PhasePlan("forward", 1200), stage=1)
+    whole = emulate_instruction(w, A100, PhasePlan("forward", 1200), stage=1)
+    assert whole.time_s > phase.time_s
+    assert whole.energy_j - 85.0 * whole.time_s == pytest.approx(phase.energy_j - 85.0 * phase.time_s)
+
+
+@pytest.mark.parametrize(("name", "parallel"), [("llama3.2_3b", (8, 1)), ("qwen3_1.7b", (4, 2))])
+def test_transfers_over_nvlink_are_a_thousandth_of_the_iteration(name: str, parallel: tuple[int, int]) -> None:
+    job = {"microbatch_size": 8, "num_microbatches": 8, "pipeline_parallel": 2, "layers_per_stage": (15, 13)}
+    groups = {"tensor_parallel": parallel[0], "context_parallel": parallel[1]}
+    w = Workload.preset(name, sequence_length=4096, activation_checkpointing=True, **job, **groups)
+    at_once = A100.with_constants(collective__p2p_bytes_per_s=1e30)
+    plan = Plan.sequential(1410)
+    assert emulate_iteration(w, A100, plan).time_s < 1.001 * emulate_iteration(w, at_once, plan).time_s
 
 
 def test_a_plan_in_execution_order_is_taken_as_it_is() -> None:
