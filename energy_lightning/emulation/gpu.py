@@ -220,7 +220,8 @@ class GPU:
         width = power.voltage_rounding
         bent = width * np.logaddexp(0.0, above / width) if width else np.maximum(above, 0.0)
         voltage = power.voltage_floor + bent
-        return ((voltage[:-1] / voltage[-1]) ** 2).reshape(np.shape(frequency_mhz))
+        squared: Floats = ((voltage[:-1] / voltage[-1]) ** 2).reshape(np.shape(frequency_mhz))
+        return squared
 
     def check_frequency(self, frequency_mhz: float) -> None:
         """DeviceError naming the nearest clocks if `frequency_mhz` cannot be locked."""

@@ -5,10 +5,11 @@ SMs of its own. While both run, the operator has fewer SMs and less memory bandw
 slowly the busier the operator keeps the memory. Rates are constant within (operator, collective running or not), so
 each operator has a closed form and no time stepping is needed; all formulas are elementwise over configurations.
 
-Operator alone:  t = (compute^p + issue^p + dram^p)^(1/p) + kernels x launch overhead,   p = 3 (a smooth maximum)
+Operator alone:  t = (compute^p + issue^p + dram^p + cache^p)^(1/p) + kernels x launch overhead, p = 3 (smooth maximum)
     compute = flops / (efficiencies x peak x clock ratio x SM share)          matrix units
     issue   = bytes / (SMs x clock x bytes per cycle)                       load/store path of the SMs
     dram    = bytes / (efficiency x bandwidth left by the collective)       device memory
+    cache   = tiles' bytes / cache bandwidth, linears only                  on-chip cache to SMs; a clock of its own
 
 Not modelled: wave quantisation, cache hits across operators, clock ramps.
 Shapes: every array is (n,), n configurations.
@@ -23,10 +24,14 @@ import numpy as np
 
 from energy_lightning.emulation.gpu import GPU, Floats
 from energy_lightning.workload import Collective, Operator
+from energy_lightning.workload.operators import DTYPE_BYTES
 
 _SMOOTHNESS = 3.0
 # A ring step reads its input and writes its output: about two bytes of device memory for a byte on the wire.
 _MEMORY_BYTES_PER_WIRE_BYTE = 2.0
+# A tile of m x n outputs of a linear takes 2mn FLOPs for every m + n values that it reads of its operands. Tiles of
+# 128 x 256; backward, where an operand is transposed, 128 x 64.
+_FLOPS_PER_CACHED_VALUE = {False: 2 * 128 * 256 / (128 + 256), True: 2 * 128 * 64 / (128 + 64)}
 EXPOSED = -1
 
 
@@ -54,12 +59,21 @@ def operator_time_s(
     """Time (s) on `num_sms` SMs with `bandwidth` bytes/s of device memory, and the share of it that memory is busy."""
     scale = gpu.clock_ratio(frequency_mhz) * (num_sms / gpu.num_sms)
     efficiency = gpu.compute.attention_efficiency if operator.kind == "attention" else gpu.compute.linear_efficiency
-    compute = operator.flops / (operator.efficiency * efficiency * gpu.peak_flops_per_s(operator.dtype) * scale)
+    efficiency *= operator.efficiency * (gpu.compute.gradient_efficiency if operator.gradient else 1.0)
+    compute = operator.flops / (efficiency * gpu.peak_flops_per_s(operator.dtype) * scale)
     issue = operator.bytes / (gpu.memory.sm_bytes_per_cycle * num_sms * frequency_mhz * 1e6)
     dram = operator.bytes / np.asarray(bandwidth, dtype=np.float64)
-    busy = (compute**_SMOOTHNESS + issue**_SMOOTHNESS + dram**_SMOOTHNESS) ** (1.0 / _SMOOTHNESS)
+    cache = _cached_bytes(operator) / gpu.memory.cache_bytes_per_s
+    busy = (compute**_SMOOTHNESS + issue**_SMOOTHNESS + dram**_SMOOTHNESS + cache**_SMOOTHNESS) ** (1.0 / _SMOOTHNESS)
     time_s = busy + operator.num_kernels * gpu.compute.launch_overhead_s
     return time_s, dram / np.maximum(time_s, 1e-15)  # an operator of no work takes no time
+
+
+def _cached_bytes(operator: Operator) -> float:
+    """Bytes that the tiles of a linear read through the on-chip cache; other operators' reads are in `issue`."""
+    if operator.kind != "linear":
+        return 0.0
+    return operator.flops / _FLOPS_PER_CACHED_VALUE[operator.gradient] * DTYPE_BYTES[operator.dtype]
 
 
 def collective_time_s(collective: Collective, gpu: GPU, configurations: Configurations) -> Floats:

@@ -7,6 +7,7 @@ dropout masks, padding, flash-attention's recomputation of statistics.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from energy_lightning.workload.operators import DTYPE_BYTES, Collective, CollectiveKind, Operator
@@ -17,6 +18,9 @@ _ATTENTION_BACKWARD = 2.5
 # Flash attention reaches S / (S + short) of its throughput at sequence length S. Read off FlashAttention-2's figures
 # for an A100 (arXiv 2307.08691, figure 5, head dimension 128: causal 165 and 180 TFLOP/s at 4k and 8k).
 _SHORT_CAUSAL, _SHORT_FULL = 800.0, 250.0
+# Products of 2-byte values whose rows are no multiple of 16 bytes take other, slower kernels. Read off the GPT-3 profiles
+# that come with Perseus, vocabulary shards of 50257 / 8 values: 0.35 (A100) and 0.6 (A40) of an aligned product.
+_UNALIGNED = 0.45
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,10 @@ class LayerShape:
         passes = 2 if backward else 1
         weights, activations = inputs * outputs, self.tokens * (inputs + outputs)
         moved = passes * (weights + activations) * DTYPE_BYTES[self.dtype]
-        return Operator(name, "linear", passes * 2.0 * self.tokens * weights, moved, passes, self.dtype)
+        row_bytes = math.ceil(outputs) * DTYPE_BYTES[self.dtype]
+        efficiency = _UNALIGNED if self.dtype != "fp32" and row_bytes % 16 else 1.0
+        flops = passes * 2.0 * self.tokens * weights
+        return Operator(name, "linear", flops, moved, passes, self.dtype, efficiency, gradient=backward)
 
     def memory(self, name: str, values: float, num_kernels: int = 1) -> Operator:
         """An elementwise operator that moves `values` numbers."""

@@ -22,6 +22,7 @@ class Operator:
         num_kernels: kernels launched.
         dtype: format of the matrix products ("bf16", "fp16", "fp32").
         efficiency: throughput of this shape relative to a very large one, from 0 to 1.
+        gradient: a linear of backward (gradients of input and weight).
     """
 
     name: str
@@ -31,6 +32,7 @@ class Operator:
     num_kernels: int = 1
     dtype: str = "bf16"
     efficiency: float = 1.0
+    gradient: bool = False
 
 
 @dataclass(frozen=True, slots=True)
