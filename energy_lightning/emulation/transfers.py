@@ -16,10 +16,11 @@ from energy_lightning.workload import Workload
 def receive_time_s(workload: Workload, gpu: GPU, phase: Phase, stage: int) -> float:
     """Time (s) that `stage` waits for one microbatch's activations (backward: their gradients) from its neighbour.
 
-    0.0 where there is none: the first stage's forward, the last stage's backward. The GPU draws blocking power.
+    0.0 where there is none: the first stage's forward, the last stage's backward, a workload without communication. The
+    GPU draws blocking power.
     """
     source = stage - 1 if phase == "forward" else stage + 1
-    if not 0 <= source < workload.pipeline_parallel:
+    if not (workload.communication and 0 <= source < workload.pipeline_parallel):
         return 0.0
     return workload.boundary_bytes / gpu.collective.p2p_bytes_per_s + gpu.collective.latency_s
 

@@ -37,6 +37,8 @@ class Workload:
         layers_per_stage: layers of each pipeline stage; empty splits evenly, earlier stages taking the rest.
         dtype: "bf16", "fp16" or "fp32".
         sequence_parallel: norms and residuals split over the tensor-parallel group (Megatron's sequence parallelism).
+        communication: False leaves out all that passes between GPUs: what one GPU alone computes of its share, as
+            profiles of a sharded model on a single GPU measure it.
 
     Raises:
         WorkloadError: a shape that cannot be split so.
@@ -54,6 +56,7 @@ class Workload:
     layers_per_stage: tuple[int, ...] = ()
     dtype: str = "bf16"
     sequence_parallel: bool = False
+    communication: bool = True
 
     def __post_init__(self) -> None:
         for name in (*_SUFFIX_FIELDS.values(), "microbatch_size", "num_microbatches", "sequence_length"):
@@ -142,6 +145,8 @@ class Workload:
     @property
     def boundary_bytes(self) -> float:
         """Bytes that one GPU passes to its peer in the next stage for a microbatch: its share of the hidden states."""
+        if not self.communication:
+            return 0.0
         tokens = self.microbatch_size * self.sequence_length / self.context_parallel
         return tokens * self.model.hidden_size * DTYPE_BYTES[self.dtype] / self.tensor_parallel
 
@@ -197,9 +202,12 @@ class Workload:
     def _segments(self, phase: WorkloadPhase, nanobatched: bool) -> tuple[layers.Segment, ...]:
         shape = self._layer_shape(nanobatched=nanobatched)
         if phase == "forward":
-            return layers.forward_segments(shape)
+            return self._with_collectives(layers.forward_segments(shape))
         recompute = layers.forward_segments(shape, "rec") if self.activation_checkpointing else ()
-        return recompute + layers.backward_segments(shape)
+        return self._with_collectives(recompute + layers.backward_segments(shape))
+
+    def _with_collectives(self, segments: tuple[layers.Segment, ...]) -> tuple[layers.Segment, ...]:
+        return segments if self.communication else tuple(replace(s, collective=None) for s in segments)
 
     def _rest(self, phase: WorkloadPhase, stage: int) -> tuple[Operator, ...]:
         shape, backward = self._layer_shape(), phase == "backward"
@@ -223,7 +231,7 @@ class Workload:
         moved = parameters * (30.0 if DTYPE_BYTES[self.dtype] == 2 else 28.0)  # gradient, weight, two moments
         optimizer = Operator("optimizer_0", "memory", 0.0, moved, 4, self.dtype)
         step = Partition("optimizer", (optimizer,), None, 1, False)
-        if replicas == 1:
+        if replicas == 1 or not self.communication:
             return (step,)
         gradients = Collective("all_reduce", parameters * DTYPE_BYTES[self.dtype], replicas)
         return Partition("grad_bucket", (), gradients, 1, False), step

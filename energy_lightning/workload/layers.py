@@ -18,8 +18,8 @@ _ATTENTION_BACKWARD = 2.5
 # Flash attention reaches S / (S + short) of its throughput at sequence length S. Read off FlashAttention-2's figures
 # for an A100 (arXiv 2307.08691, figure 5, head dimension 128: causal 165 and 180 TFLOP/s at 4k and 8k).
 _SHORT_CAUSAL, _SHORT_FULL = 800.0, 250.0
-# Products of 2-byte values whose rows are no multiple of 16 bytes take other, slower kernels. Read off the GPT-3 profiles
-# that come with Perseus, vocabulary shards of 50257 / 8 values: 0.35 (A100) and 0.6 (A40) of an aligned product.
+# Products of 2-byte values whose rows are no multiple of 16 bytes take other, slower kernels. Read off GPT-3 profiles
+# that come with Perseus (vocabulary shards of 50257 / 8 values): 0.35 (A100) and 0.6 (A40) of an aligned product.
 _UNALIGNED = 0.45
 
 

@@ -209,3 +209,39 @@ def test_key_changes_with_every_size() -> None:
     }
     for name, value in changed.items():
         assert w.with_sizes(**{name: value}).key() != w.key(), name
+
+
+@pytest.mark.parametrize("nanobatched", [False, True])
+@pytest.mark.parametrize("phase", ["forward", "backward", "iteration"])
+def test_without_communication_only_collectives_are_missing(phase: str, nanobatched: bool) -> None:
+    sizes = {"tensor_parallel": 4, "pipeline_parallel": 2, "data_parallel": 2, "sequence_length": 1024}
+    whole = Workload.preset("gpt3_175b", **sizes)
+    alone = whole.with_sizes(communication=False)
+    parts, silent = (w.partitions(phase, stage=1, nanobatched=nanobatched) for w in (whole, alone))  # type: ignore[arg-type]
+    assert any(p.collective for p in parts)
+    assert not any(p.collective for p in silent)
+    assert (whole.boundary_bytes > 0.0, alone.boundary_bytes) == (True, 0.0)
+    done, silently_done = (sum(p.count * o.flops for p in ps for o in p.operators) for ps in (parts, silent))
+    assert silently_done == pytest.approx(done)
+
+
+def test_a_product_with_rows_of_odd_length_is_slower() -> None:
+    """GPT-3's 50257 words do not divide into aligned shards; Bloom's 250880 do. float32 rows need no 16 bytes here."""
+
+    def head_efficiency(name: str, dtype: str) -> float:
+        stage = Workload.preset(name, tensor_parallel=8, pipeline_parallel=2, dtype=dtype)
+        rest = stage.partitions("forward", stage=1, nanobatched=False)[-1]
+        return next(o.efficiency for o in rest.operators if o.kind == "linear")
+
+    assert head_efficiency("bloom_176b", "bf16") == head_efficiency("gpt3_175b", "fp32") == 1.0
+    assert head_efficiency("gpt3_175b", "bf16") < 0.7
+
+
+def test_only_backward_linears_are_gradients() -> None:
+    job = Workload.preset("llama3.2_1b", activation_checkpointing=True)
+    by_phase = {
+        phase: [(p.key[:3], o) for p in job.partitions(phase, nanobatched=False) for o in p.operators]
+        for phase in ("forward", "backward")
+    }
+    assert not any(o.gradient for _, o in by_phase["forward"])
+    assert all(o.gradient == (prefix == "bwd" and o.kind == "linear") for prefix, o in by_phase["backward"])
