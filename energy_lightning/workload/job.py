@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from energy_lightning.types import WorkloadError
 from energy_lightning.workload import layers
+from energy_lightning.workload.checks import check_division, check_sizes, stage_layers
+from energy_lightning.workload.fully_sharded import ShardedStage
 from energy_lightning.workload.interleave import nanobatched_partitions, sequential_partitions
 from energy_lightning.workload.operators import DTYPE_BYTES, Collective, Operator, Partition
 from energy_lightning.workload.shape import ModelShape
 
 WorkloadPhase = Literal["forward", "backward", "iteration"]
-_SUFFIX = re.compile(r"_(tp|pp|cp|dp)(\d+)$")
+_SUFFIX = re.compile(r"_(tp|pp|cp|dp|fsdp)(\d+)$")
 _SUFFIX_FIELDS = {
     "tp": "tensor_parallel",
     "pp": "pipeline_parallel",
     "cp": "context_parallel",
     "dp": "data_parallel",
+    "fsdp": "data_parallel",
 }
 
 
@@ -37,6 +40,8 @@ class Workload:
         layers_per_stage: layers of each pipeline stage; empty splits evenly, earlier stages taking the rest.
         dtype: "bf16", "fp16" or "fp32".
         sequence_parallel: norms and residuals split over the tensor-parallel group (Megatron's sequence parallelism).
+        data_parallel_kind: "all_reduce" keeps whole replicas and averages gradients; "fully_sharded" splits parameters,
+            gradients and optimizer over data and context parallelism (see fully_sharded.py).
         communication: False leaves out all that passes between GPUs: what one GPU alone computes of its share, as
             profiles of a sharded model on a single GPU measure it.
 
@@ -57,56 +62,25 @@ class Workload:
     dtype: str = "bf16"
     sequence_parallel: bool = False
     communication: bool = True
+    data_parallel_kind: str = "all_reduce"
 
     def __post_init__(self) -> None:
-        for name in (*_SUFFIX_FIELDS.values(), "microbatch_size", "num_microbatches", "sequence_length"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise WorkloadError(f"{self.model.name}: {name} must be a whole number >= 1, got {value!r}")
-        if self.dtype not in DTYPE_BYTES:
-            raise WorkloadError(f"{self.model.name}: dtype must be one of {', '.join(DTYPE_BYTES)}, got {self.dtype!r}")
-        self._check_division()
-        object.__setattr__(self, "layers_per_stage", self._stage_layers())
-
-    def _check_division(self) -> None:
-        model = self.model
-        for what, size, parts_name in (
-            ("num_heads", model.num_heads, "tensor_parallel"),
-            ("ffn_size", model.ffn_size, "tensor_parallel"),
-            ("sequence_length", self.sequence_length, "context_parallel"),
-        ):
-            parts = getattr(self, parts_name)
-            if size % parts:
-                allowed = ", ".join(str(d) for d in range(1, min(size, 129)) if size % d == 0)
-                raise WorkloadError(
-                    f"{model.name}: {parts_name}={parts} does not divide {what}={size}; choose one of {allowed}"
-                )
-
-    def _stage_layers(self) -> tuple[int, ...]:
-        stages, num_layers, name = self.pipeline_parallel, self.model.num_layers, self.model.name
-        if num_layers < stages:
-            raise WorkloadError(
-                f"{name}: pipeline_parallel={stages} needs at least one layer a stage, the model has {num_layers}"
-            )
-        if not self.layers_per_stage:
-            return tuple(num_layers // stages + (s < num_layers % stages) for s in range(stages))
-        given = tuple(self.layers_per_stage)
-        if len(given) != stages or sum(given) != num_layers or min(given) < 1:
-            raise WorkloadError(
-                f"{name}: layers_per_stage must name {stages} stages of >= 1 layer, in all {num_layers}, got {given}"
-            )
-        return given
+        check_sizes(self)
+        check_division(self)
+        object.__setattr__(self, "layers_per_stage", stage_layers(self))
 
     @classmethod
     def preset(cls, name: str, **sizes: Any) -> Workload:
         """A published model, e.g. `preset("llama3.2_3b", tensor_parallel=8)` or `preset("llama3.2_3b_tp8")`.
 
-        Suffixes _tpN, _cpN, _ppN, _dpN set the group sizes; keyword arguments win over them.
+        Suffixes _tpN, _cpN, _ppN, _dpN set group sizes, _fsdpN a fully sharded one; keyword arguments win over them.
         """
         fields: dict[str, Any] = {}
         base = name
         while match := _SUFFIX.search(base):
             fields[_SUFFIX_FIELDS[match[1]]] = int(match[2])
+            if match[1] == "fsdp":
+                fields["data_parallel_kind"] = "fully_sharded"
             base = base[: match.start()]
         return cls._build(ModelShape.preset(base), fields | sizes)
 
@@ -122,9 +96,7 @@ class Workload:
         if unknown:
             raise WorkloadError(f"unknown workload argument {unknown[0]!r}; known: {', '.join(sorted(known))}")
         given = dict(sizes)
-        if isinstance(given.get("layers_per_stage"), Sequence):
-            given["layers_per_stage"] = tuple(given["layers_per_stage"])
-        elif given.get("layers_per_stage", ()) is None:
+        if given.get("layers_per_stage", ()) is None:
             del given["layers_per_stage"]
         return cls(model=model, **given)
 
@@ -149,6 +121,16 @@ class Workload:
             return 0.0
         tokens = self.microbatch_size * self.sequence_length / self.context_parallel
         return tokens * self.model.hidden_size * DTYPE_BYTES[self.dtype] / self.tensor_parallel
+
+    @property
+    def num_replicas(self) -> int:
+        """GPUs that hold the same (or, fully sharded, share the same) part of the model: data x context parallel."""
+        return self.data_parallel * self.context_parallel
+
+    @property
+    def fully_sharded(self) -> bool:
+        """Whether parameters, gradients and optimizer are split over the replicas."""
+        return self.data_parallel_kind == "fully_sharded" and self.num_replicas > 1
 
     def key(self) -> dict[str, Any]:
         """Plain values that identify shape and parallelism."""
@@ -177,7 +159,11 @@ class Workload:
         build = nanobatched_partitions if nanobatched else sequential_partitions
         rest = self._rest(phase, stage)
         tail = (Partition(f"{prefix}_rest", rest, None, 1, False),) if rest else ()
-        return (*build(segments, num_layers, prefix), *tail)
+        partitions = (*build(segments, num_layers, prefix), *tail)
+        if not (self.fully_sharded and self.communication):
+            return partitions
+        sharded = self._sharded_stage(stage)
+        return sharded.forward(partitions) if phase == "forward" else sharded.backward(partitions)
 
     def _check_stage(self, stage: int) -> None:
         if not 0 <= stage < self.pipeline_parallel:
@@ -216,22 +202,32 @@ class Workload:
         return last + first if backward else first + last
 
     def parameters_per_gpu(self, stage: int = 0) -> float:
-        """Weights held by one GPU of `stage` (norms and biases left out)."""
+        """Weights that one GPU of `stage` computes with (norms and biases left out); gathered, if fully sharded."""
+        root_parameters = self._root_parameters(stage)
+        return self.layers_per_stage[stage] * self.model.layer_parameters / self.tensor_parallel + root_parameters
+
+    def _root_parameters(self, stage: int) -> float:
+        """Embedding and head of one GPU of `stage`."""
         self._check_stage(stage)
         model, last = self.model, self.pipeline_parallel - 1
         has_head = stage == last and model.head in ("causal_lm", "masked_lm")
         own_head = has_head and not (model.tied_embeddings and last == 0)
-        embeddings = (int(stage == 0) + int(own_head)) * model.embedding_parameters
-        return (self.layers_per_stage[stage] * model.layer_parameters + embeddings) / self.tensor_parallel
+        return (int(stage == 0) + int(own_head)) * model.embedding_parameters / self.tensor_parallel
+
+    def _sharded_stage(self, stage: int) -> ShardedStage:
+        value_bytes = DTYPE_BYTES[self.dtype]
+        layer_bytes = self.model.layer_parameters / self.tensor_parallel * value_bytes
+        root_bytes = self._root_parameters(stage) * value_bytes
+        return ShardedStage(layer_bytes, root_bytes, self.layers_per_stage[stage], self.num_replicas)
 
     def _iteration_end(self, stage: int) -> tuple[Partition, ...]:
-        """Gradient reduction, charged as if nothing hid it, and AdamW on float32 master weights."""
+        """Gradient reduction over whole replicas, and AdamW on float32 master weights (of a GPU's shard)."""
         parameters = self.parameters_per_gpu(stage)
-        replicas = self.data_parallel * self.context_parallel
-        moved = parameters * (30.0 if DTYPE_BYTES[self.dtype] == 2 else 28.0)  # gradient, weight, two moments
+        own = parameters / self.num_replicas if self.fully_sharded else parameters
+        moved = own * (30.0 if DTYPE_BYTES[self.dtype] == 2 else 28.0)  # gradient, weight, two moments
         optimizer = Operator("optimizer_0", "memory", 0.0, moved, 4, self.dtype)
         step = Partition("optimizer", (optimizer,), None, 1, False)
-        if replicas == 1 or not self.communication:
+        if self.num_replicas == 1 or self.fully_sharded or not self.communication:
             return (step,)
-        gradients = Collective("all_reduce", parameters * DTYPE_BYTES[self.dtype], replicas)
+        gradients = Collective("all_reduce", parameters * DTYPE_BYTES[self.dtype], self.num_replicas)
         return Partition("grad_bucket", (), gradients, 1, False), step

@@ -67,6 +67,8 @@ class Partition:
             that follows `operators`, exposed. None if there is none.
         count: executions in one microbatch's phase (for the phase "iteration": in one iteration).
         nanobatched: operators hold half a microbatch and the collective may overlap them.
+        independent: the collective may overlap `operators` though they hold the whole microbatch, for it moves none of
+            their values (parameters gathered ahead, gradients of layers that are done).
     """
 
     key: str
@@ -74,6 +76,7 @@ class Partition:
     collective: Collective | None
     count: int
     nanobatched: bool
+    independent: bool = False
 
     @property
     def name(self) -> str:
@@ -86,7 +89,8 @@ class Partition:
 
         The last operator is left out (a launch there always leaves the collective exposed) unless it is the only one.
         """
-        if not self.nanobatched or self.collective is None or self.key.endswith("_edge"):
+        may_overlap = self.nanobatched or self.independent
+        if not may_overlap or self.collective is None or self.key.endswith("_edge"):
             return ()
         names = tuple(operator.name for operator in self.operators)
         return names if len(names) == 1 else names[:-1]
