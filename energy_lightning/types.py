@@ -111,7 +111,7 @@ class PhasePlan:
         return (PhasePlan, (self.phase, self.frequency_mhz, self.nanobatched, dict(self.schedules)))
 
     def __hash__(self) -> int:
-        return hash((self.phase, self.frequency_mhz, self.nanobatched, tuple(sorted(self.schedules.items(), key=str))))
+        return hash((self.phase, self.frequency_mhz, self.nanobatched, frozenset(self.schedules.items())))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for YAML and JSON."""

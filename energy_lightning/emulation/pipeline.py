@@ -179,20 +179,33 @@ def emulate_iteration(workload: Workload, gpu: GPU, plan: Plan) -> IterationResu
         PlanError: the plan does not fit the workload. DeviceError: a clock or SM count that the GPU lacks.
     """
     stages = expand_plan(workload, plan)
-    estimates = [
+    known = [
         {phase: emulate_instruction(workload, gpu, phase, stage=s) for phase in set(stage)}
         for s, stage in enumerate(stages)
     ]
-    placed = place_phases([[(p.phase, estimates[s][p].time_s) for p in stage] for s, stage in enumerate(stages)])
+    return place_iteration(workload, gpu, stages, [[known[s][p] for p in stage] for s, stage in enumerate(stages)])
+
+
+def place_iteration(
+    workload: Workload,
+    gpu: GPU,
+    stages: Sequence[Sequence[PhasePlan]],
+    instructions: Sequence[Sequence[Estimate]],
+) -> IterationResult:
+    """`emulate_iteration` where it is known what every phase takes: `instructions[s][i]` is the
+    `emulate_instruction` of `stages[s][i]`, both in execution order."""
+    placed = place_phases(
+        [[(p.phase, e.time_s) for p, e in zip(*both, strict=True)] for both in zip(stages, instructions, strict=True)]
+    )
     ends = [emulate_iteration_end(workload, gpu, stage[-1], stage=s) for s, stage in enumerate(stages)]
     time_s = max(p[-1][2] for p in placed) + max(end.time_s for end in ends)
     results = []
-    for s, stage in enumerate(stages):
+    for stage, estimates, where, end in zip(stages, instructions, placed, ends, strict=True):
         phases = tuple(
-            ScheduledPhase(plan, *where, estimates[s][plan].energy_j)
-            for plan, where in zip(stage, placed[s], strict=True)
+            ScheduledPhase(phase, *at, estimate.energy_j)
+            for phase, estimate, at in zip(stage, estimates, where, strict=True)
         )
-        busy = sum((estimates[s][plan] for plan in stage), ends[s])
+        busy = sum(estimates, end)
         energy_j = busy.energy_j + gpu.blocking_power_w * (time_s - busy.time_s)
         dynamic_j = busy.energy_j - gpu.blocking_power_w * busy.time_s
         results.append(StageResult(phases, busy.time_s, time_s, energy_j, dynamic_j))

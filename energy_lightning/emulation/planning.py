@@ -16,13 +16,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import get_args
 
+from energy_lightning.emulation.estimates import Estimate
 from energy_lightning.emulation.gpu import GPU
-from energy_lightning.emulation.pipeline import emulate_iteration, one_f_one_b
+from energy_lightning.emulation.pipeline import one_f_one_b, place_iteration
 from energy_lightning.emulation.planning_options import OPTIONS, PhaseSpace
 from energy_lightning.emulation.transfers import receive_time_s
 from energy_lightning.frontier import FrontierError, Option, PipelinePlan, PipelineProblem, pareto_front, trace_frontier
 from energy_lightning.frontier.schedules import Instruction
-from energy_lightning.types import Phase, PhasePlan, Plan, PlanError
+from energy_lightning.types import Phase, Plan, PlanError
 from energy_lightning.workload import Workload
 
 
@@ -94,23 +95,28 @@ def _stage_options(
                 *(workload.partitions(phase, stage=stage, nanobatched=mode) for mode in (False, True)),
             )
             if work not in shared:
-                shared[work] = OPTIONS[method](PhaseSpace(workload, gpu, phase, stage, clocks))
+                found = OPTIONS[method](PhaseSpace(workload, gpu, phase, stage, clocks))
+                shared[work] = [replace(option, knob=option) for option in found]  # the solver hands back the knob
             options[stage, phase] = shared[work]
     return options
 
 
 def _point(workload: Workload, gpu: GPU, planned: PipelinePlan, method: str) -> PlanPoint:
     """The plan in execution order, with what the whole iteration then takes."""
-    plan = Plan(_in_order(planned, workload), label=method.replace("_", " "))
-    result = emulate_iteration(workload, gpu, plan)
-    plan = replace(plan, time_s=result.time_s, energy_j=result.energy_per_gpu_j, emulated=True)
+    chosen = _in_order(planned, workload)
+    stages = tuple(tuple(option.knob for option in stage) for stage in chosen)
+    estimates = [[Estimate(option.time_s, option.energy_j) for option in stage] for stage in chosen]
+    result = place_iteration(workload, gpu, stages, estimates)
+    label = method.replace("_", " ")
+    plan = Plan(stages, result.time_s, result.energy_per_gpu_j, emulated=True, label=label)
     return PlanPoint(result.time_s, result.energy_j, plan)
 
 
-def _in_order(planned: PipelinePlan, workload: Workload) -> tuple[tuple[PhasePlan, ...], ...]:
+def _in_order(planned: PipelinePlan, workload: Workload) -> list[list[Option]]:
+    """Every stage's chosen options in execution order."""
     stages = []
     for stage in range(workload.pipeline_parallel):
         waiting = {phase: iter(range(workload.num_microbatches)) for phase in get_args(Phase)}
         order: list[Phase] = one_f_one_b(workload.pipeline_parallel, stage, workload.num_microbatches)  # type: ignore[assignment]
-        stages.append(tuple(planned.knobs[Instruction(stage, next(waiting[phase]), phase)] for phase in order))
-    return tuple(stages)
+        stages.append([planned.knobs[Instruction(stage, next(waiting[phase]), phase)] for phase in order])
+    return stages
