@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +26,7 @@ _HEADER = """\
 # and per partition sm_count (SMs lent to the collective; null: the backend's choice) and launch (the operator beside
 # which the collective starts; null: not overlapped). time_s and energy_j are one iteration's, energy per GPU.
 """
+_SHARED = "# A phase that runs more than once is written once, as &name, and referred to as *name.\n"
 _EMULATED = "# EMULATED: time_s and energy_j come from a model of {gpu}; nothing was measured on a GPU.\n"
 
 
@@ -46,6 +48,7 @@ def save_plan(
     if budget is not None:
         content["budget"] = str(budget)
     content["plan"] = plan.to_dict()
+    content["plan"]["stages"] = _with_shared_phases(plan)
     if references:
         content["references"] = {
             name: {"time_s": reference.time_s, "energy_j": reference.energy_j} for name, reference in references.items()
@@ -53,12 +56,16 @@ def save_plan(
     if run is not None:
         content["run"] = dict(run)
     header = _HEADER.format(name=path.name)
+    if any(len(set(stage)) < len(stage) for stage in plan.stages):
+        header += _SHARED
     if plan.emulated:
         header += _EMULATED.format(gpu=(run or {}).get("gpu", "a GPU"))
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        partial.write_text(header + yaml.safe_dump(_plain(content), sort_keys=False, width=120), encoding="utf-8")
+        partial.write_text(
+            header + yaml.dump(_plain(content), Dumper=_Dumper, sort_keys=False, width=120), encoding="utf-8"
+        )
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
@@ -139,8 +146,38 @@ def _launches(partition: Partition) -> tuple[str, ...]:
     return tuple(operator.name for operator in partition.operators)
 
 
+def _with_shared_phases(plan: Plan) -> list[list[_Phase]]:
+    """The plan's stages, equal phases being one object: YAML writes it once and refers to it (&name, *name).
+
+    A pipeline plan holds thousands of phases, of which a few differ.
+    """
+    values = {phase: _Phase(_plain(phase.to_dict())) for stage in plan.stages for phase in stage}
+    return [[values[phase] for phase in stage] for stage in plan.stages]
+
+
+class _Phase(dict[str, Any]):
+    """A phase's plain values."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Names a repeated phase for people: forward_1110, backward_900_b, ..."""
+
+    def generate_anchor(self, node: yaml.Node) -> str:
+        """The phase and its clock, numbered where another phase has both in common."""
+        values = {key.value: value.value for key, value in node.value} if isinstance(node, yaml.MappingNode) else {}
+        name = f"{values.get('phase', 'value')}_{values.get('frequency_mhz', '')}".rstrip("_")
+        taken = set(self.anchors.values())
+        names = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(2)))
+        return next(candidate for candidate in names if candidate not in taken)
+
+
+_Dumper.add_representer(_Phase, lambda dumper, phase: dumper.represent_dict(phase))
+
+
 def _plain(value: Any) -> Any:
     """Mappings and tuples as dicts and lists, which YAML writes without tags."""
+    if isinstance(value, _Phase):
+        return value
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -38,6 +38,20 @@ def test_an_edited_plan_is_loaded_with_the_edit(tmp_path: Path) -> None:
     assert load_plan(path).forward.frequency_mhz == 1410
 
 
+def test_a_pipeline_plan_writes_each_different_phase_once(tmp_path: Path) -> None:
+    other = PhasePlan("forward", 1200, True, {"fwd_attn": Schedule(3, "linear_0")})  # the same clock: a name of its own
+    stages = tuple((FORWARD, other, PhasePlan("backward", 900)) * 40 for _ in range(3))
+    path = tmp_path / "plan.yaml"
+    save_plan(path, Plan(stages))
+    text = path.read_text()
+    assert load_plan(path) == Plan(stages)
+    assert text.count("launch: linear_0") == 2
+    assert text.count("*forward_1200\n") == text.count("*forward_1200_2\n") == text.count("*backward_900\n") == 119
+    assert "# A phase that runs more than once" in text
+    path.write_text(text.replace("frequency_mhz: 900", "frequency_mhz: 930"))
+    assert {phase.frequency_mhz for stage in load_plan(path).stages for phase in stage} == {1200, 930}
+
+
 @pytest.mark.parametrize(
     ("content", "place"),
     [
