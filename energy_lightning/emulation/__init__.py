@@ -12,6 +12,7 @@ from energy_lightning.emulation.estimates import (
     emulate_scheduled,
 )
 from energy_lightning.emulation.gpu import GPU
+from energy_lightning.emulation.memory import MemoryEstimate, check_memory, memory_per_gpu
 from energy_lightning.emulation.microbenchmark import attention_microbenchmark
 from energy_lightning.emulation.pipeline import (
     IterationResult,
@@ -29,10 +30,12 @@ __all__ = [
     "GPU",
     "Estimate",
     "IterationResult",
+    "MemoryEstimate",
     "PlanPoint",
     "StageResult",
     "at_temperature",
     "attention_microbenchmark",
+    "check_memory",
     "default_schedule",
     "emulate_instruction",
     "emulate_iteration",
@@ -41,6 +44,7 @@ __all__ = [
     "emulate_partitions",
     "emulate_phase",
     "emulate_scheduled",
+    "memory_per_gpu",
     "one_f_one_b",
     "plan_frontier",
     "receive_time_s",
