@@ -151,7 +151,8 @@ class GPU:
     def load(cls, name: str) -> GPU:
         """A packaged GPU model; DeviceError naming near ones if unknown."""
         if name not in cls.names():
-            near = difflib.get_close_matches(name, cls.names(), n=3, cutoff=0.4)
+            near = [known for known in cls.names() if known.startswith(name)]
+            near = near or difflib.get_close_matches(name, cls.names(), n=3, cutoff=0.4)
             hint = f"did you mean {', '.join(near)}? " if near else ""
             raise DeviceError(f"unknown GPU {name!r}; {hint}known: {', '.join(cls.names())}")
         return cls.from_mapping(_packaged_values(name), where=f"{name}.yaml")
