@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from energy_lightning.search.space import Floats, SearchSpace
 
-CLOCK = "frequency_mhz"  # the parameter that acts on everything
+# Words of parameter names (split at underscores) by which roles are recognised.
+_CLOCK = {"frequency", "freq", "clock", "mhz"}  # acts on everything
+_SMS, _THREADS = {"sm", "sms"}, {"thread", "threads"}
 _NONE_POSITION = -0.5  # "not overlapped" lies beside, not among, the values of [0, 1]
 
 
@@ -52,7 +53,7 @@ def features(space: SearchSpace, prior: Floats | None = None) -> Features:
     for name, codes in zip(space.names, space.codes().T, strict=True):
         values = space.column(name)
         words = any(isinstance(value, str) for value in values)
-        group = "clock" if name == CLOCK else "schedule"
+        group = "clock" if _is(name, _CLOCK) else "schedule"
         columns.append(_Column(_ordered(codes, logarithmic=not words), False, group))
         if words or None in values:
             columns.append(_Column(np.nan_to_num(codes, nan=-1.0), True, group))
@@ -76,11 +77,14 @@ def _ordered(codes: Floats, *, logarithmic: bool) -> Floats:
     return np.nan_to_num((codes - low) / span, nan=_NONE_POSITION)
 
 
+def _is(name: str, words: set[str]) -> bool:
+    return not words.isdisjoint(name.lower().split("_"))
+
+
 def _products(space: SearchSpace) -> list[Floats]:
     """A collective's speed follows its threads in all: SM count x threads a block, where both are searched."""
-    if not {"sm_count", "block_threads"} <= set(space.names):
+    found = [[name for name in space.names if _is(name, words)] for words in (_SMS, _THREADS)]
+    if any(len(names) != 1 for names in found):
         return []
-    pairs: list[tuple[Any, Any]] = list(zip(space.column("sm_count"), space.column("block_threads"), strict=True))
-    return [
-        _ordered(np.array([np.nan if None in pair else float(pair[0] * pair[1]) for pair in pairs]), logarithmic=True)
-    ]
+    codes = dict(zip(space.names, space.codes().T, strict=True))
+    return [_ordered(codes[found[0][0]] * codes[found[1][0]], logarithmic=True)]

@@ -30,6 +30,7 @@ _LENGTH_SCALE, _GROUP, _NOISE = (0.0, 1.0), (0.0, 1.0), (-6.0, 2.0)
 _BOUNDS = ((-4.0, 5.0), (-5.0, 3.0), (-9.0, 0.0))
 _START_NOISE = -4.0
 _MOST_STEPS = 40
+_MOST_FITTED = 96  # observations that the hyperparameters are fitted to; the posterior takes all
 _JITTER = 1e-8
 _ROOT5 = float(np.sqrt(5.0))
 
@@ -49,7 +50,8 @@ class GaussianProcess:
         self._everything = np.arange(len(features.values))
         self._offset, self._scale = float(target.mean()), float(target.std()) or 1.0
         standardised = (target - self._offset) / self._scale
-        self._theta = _fit(features, rows, standardised, num_repeats)
+        fitted = _spread(len(rows), _MOST_FITTED)
+        self._theta = _fit(features, rows[fitted], standardised[fitted], num_repeats[fitted])
         self._noise = float(np.exp(2.0 * self._theta[-1]))
         covariance = self._kernel(rows[:, None], rows[None, :])
         factor = cholesky(covariance + np.diag(self._noise / num_repeats + _JITTER), lower=True)
@@ -91,10 +93,16 @@ class GaussianProcess:
         return kernel
 
 
+def _spread(count: int, most: int) -> NDArray[np.intp]:
+    """All of range(count), or `most` of them at even distances."""
+    return np.linspace(0, count - 1, min(count, most)).round().astype(np.intp)
+
+
 @dataclass(frozen=True, slots=True)
 class _Data:
-    """Observations for the fit: `squared` (pairs, d) over the n (n - 1) / 2 pairs of `np.triu_indices`."""
+    """Observations for the fit: `squared` (p, d) over the p = n (n - 1) / 2 `pairs` of `np.triu_indices`."""
 
+    pairs: tuple[NDArray[np.intp], NDArray[np.intp]]
     squared: Floats
     groups: NDArray[np.bool_]
     target: Floats
@@ -103,8 +111,9 @@ class _Data:
 
 def _fit(features: Features, rows: NDArray[np.intp], target: Floats, num_repeats: Floats) -> Floats:
     """The theta of the highest posterior density, from one fixed start."""
-    first, second = np.triu_indices(len(rows), 1)
-    data = _Data(features.squared_differences(rows[first], rows[second]), features.groups, target, num_repeats)
+    pairs = np.triu_indices(len(rows), 1)
+    squared = features.squared_differences(rows[pairs[0]], rows[pairs[1]])
+    data = _Data(pairs, squared, features.groups, target, num_repeats)
     g, d = features.groups.shape
     start = np.array([_LENGTH_SCALE[0]] * d + [_GROUP[0]] * g + [_START_NOISE])
     bounds = [_BOUNDS[0]] * d + [_BOUNDS[1]] * g + [_BOUNDS[2]]
@@ -126,16 +135,15 @@ def _objective(theta: Floats, data: _Data) -> tuple[float, Floats]:
     (g, d), n = data.groups.shape, len(data.target)
     kernels, slopes = _matern(data.squared, theta, data.groups)
     signals, noise = np.exp(2.0 * theta[d:-1]), np.exp(2.0 * theta[-1]) / data.num_repeats
-    pairs = np.triu_indices(n, 1)
     covariance = np.zeros((n, n))
-    covariance[pairs] = kernels.sum(axis=1)
+    covariance[data.pairs] = kernels.sum(axis=1)
     covariance += covariance.T + np.diag(signals.sum() + noise + _JITTER)
     factor = cholesky(covariance, lower=True)
     residual = data.target - _level(factor, data.target)
     inverse = cho_solve((factor, True), np.eye(n))
     solved = inverse @ residual
     pull = np.outer(solved, solved) - inverse  # twice the derivative of the log likelihood by the covariance
-    off, diagonal = pull[pairs], np.diag(pull)  # every pair stands for two entries
+    off, diagonal = pull[data.pairs], np.diag(pull)  # every pair stands for two entries
     gradient = np.empty_like(theta)
     by_group = (off[:, None] * slopes).T @ data.squared  # (g, d)
     gradient[:d] = -np.exp(-2.0 * theta[:d]) * (by_group * data.groups).sum(axis=0)

@@ -17,13 +17,14 @@ _LEAST_DYNAMIC_SHARE = 1e-3  # noise or a static power set too high must not mak
 
 @dataclass(frozen=True, slots=True)
 class Observations:
-    """Distinct measured candidates in the order they were first told; arrays of shape (m,).
+    """Distinct measured candidates; arrays of shape (m,).
 
     Attributes:
         indices: candidate numbers.
         time_s, energy_j: means over the repeats; energy per GPU, static power included.
         num_repeats: windows behind each mean.
         static_power_w: per GPU.
+        order: positions in the arrays in the order of asking; None: as they are.
     """
 
     indices: NDArray[np.intp]
@@ -31,14 +32,10 @@ class Observations:
     energy_j: Floats
     num_repeats: Floats
     static_power_w: float
+    order: NDArray[np.intp] | None = None
 
     def __len__(self) -> int:
         return len(self.indices)
-
-    def first(self, count: int) -> Observations:
-        """The first `count` of them."""
-        parts = (self.indices[:count], self.time_s[:count], self.energy_j[:count], self.num_repeats[:count])
-        return Observations(*parts, self.static_power_w)
 
     @property
     def dynamic_energy_j(self) -> Floats:
@@ -69,13 +66,9 @@ def batch_gains(observations: Observations, initial: int, batch: int) -> Floats:
     """
     if len(observations) < initial + batch:
         return np.empty(0)
-    scale = observations.time_s.max(), observations.energy_j.max()
+    order = slice(None) if observations.order is None else observations.order
+    time_s, energy_j = (values[order] / values.max() for values in (observations.time_s, observations.energy_j))
     ends = range(initial, len(observations) + 1, batch)
-    areas = np.array(
-        [
-            hypervolume(observations.time_s[:end] / scale[0], observations.energy_j[:end] / scale[1], (1.1, 1.1))
-            for end in ends
-        ]
-    )
+    areas = np.array([hypervolume(time_s[:end], energy_j[:end], (1.1, 1.1)) for end in ends])
     gains: Floats = np.diff(areas) / areas[:-1]
     return gains

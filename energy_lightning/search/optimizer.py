@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from energy_lightning.search.proposer import BatchSizes, Prediction
 from energy_lightning.search.space import Config, SearchError, SearchSpace
 
 Prior = Callable[[Config], tuple[float, float]]
+Told = tuple[float, float, int]  # time in s, energy in J, windows behind them
 _SCHEMA = 1
 
 
@@ -58,11 +59,12 @@ class MultiPassOptimizer:
             raise SearchError(f"unknown passes {passes!r}; known: {', '.join(PASSES)}")
         self.space, self.static_power_w, self.seed, self.passes = space, float(static_power_w), seed, passes
         self._proposer = PASSES[passes](space, sizes, _prior_values(space, prior))
-        self._told: dict[int, tuple[float, float, int]] = {}  # candidate -> mean time, mean energy, repeats
+        self._told: dict[int, list[Told]] = {}
         self._invalid: dict[int, str] = {}
         self._excluded: Counter[str] = Counter()
         self._pending: list[int] = []  # asked, not told
         self._again: list[int] = []  # asked before a restart and never told
+        self._sequence: dict[int, None] = {}  # candidates in the order first asked or told
         self._num_asks = 0
 
     def ask(self, count: int | None = None) -> list[Config]:
@@ -88,6 +90,7 @@ class MultiPassOptimizer:
             chosen += self._proposer.propose(seen, open_, missing, rng)
         self._num_asks += 1
         self._pending += chosen
+        self._sequence.update(dict.fromkeys(chosen))
         return [self.space[i] for i in chosen]
 
     def tell(
@@ -109,16 +112,14 @@ class MultiPassOptimizer:
             raise SearchError(f"num_repeats must be at least 1, got {num_repeats}")
         self._pending = [i for i in self._pending if i != index]
         self._again = [i for i in self._again if i != index]
+        self._sequence.setdefault(index)
         reason = invalid_reason or reason_against(float(time_s), float(energy_j))
         if reason is not None:
             self._excluded[reason] += 1
-            self._invalid[index] = reason
+            if index not in self._told:
+                self._invalid[index] = reason
             return
-        old_time_s, old_energy_j, old_repeats = self._told.get(index, (0.0, 0.0, 0))
-        repeats = old_repeats + num_repeats
-        mean_s = (old_time_s * old_repeats + float(time_s) * num_repeats) / repeats
-        mean_j = (old_energy_j * old_repeats + float(energy_j) * num_repeats) / repeats
-        self._told[index] = (mean_s, mean_j, repeats)
+        self._told.setdefault(index, []).append((float(time_s), float(energy_j), num_repeats))
         self._invalid.pop(index, None)
 
     @property
@@ -154,8 +155,9 @@ class MultiPassOptimizer:
         return [FrontierPoint(float(seen.time_s[i]), float(energy_j[i]), self.space[seen.indices[i]]) for i in kept]
 
     def measured(self) -> list[FrontierPoint]:
-        """All valid measurements, merged, in the order first told; [] before the first."""
-        return [FrontierPoint(t, e, self.space[i]) for i, (t, e, _) in self._told.items()]
+        """All valid measurements, merged, in the order first asked or told; [] before the first."""
+        means = {i: _mean(self._told[i]) for i in self._sequence if i in self._told}
+        return [FrontierPoint(t, e, self.space[i]) for i, (t, e, _) in means.items()]
 
     def predict(self) -> Prediction:
         """What the surrogates expect of every candidate, in the order of the space. SearchError before the first tell.
@@ -171,10 +173,11 @@ class MultiPassOptimizer:
             "space": self.space.fingerprint(),
             "seed": self.seed,
             "num_asks": self._num_asks,
-            "told": [[i, *values] for i, values in self._told.items()],
+            "told": [[i, *values] for i, tells in self._told.items() for values in tells],
             "invalid": [[i, reason] for i, reason in self._invalid.items()],
             "excluded": dict(self._excluded),
             "pending": [*self._again, *self._pending],
+            "sequence": list(self._sequence),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -190,14 +193,17 @@ class MultiPassOptimizer:
                     "search space or version; start a new search"
                 )
         try:
-            told = {int(i): (float(t), float(e), int(n)) for i, t, e, n in state["told"]}
+            told: dict[int, list[Told]] = {}
+            for i, t, e, n in state["told"]:
+                told.setdefault(int(i), []).append((float(t), float(e), int(n)))
             invalid = {int(i): str(reason) for i, reason in state["invalid"]}
             excluded, pending = Counter(dict(state["excluded"])), [int(i) for i in state["pending"]]
             seed, num_asks = int(state["seed"]), int(state["num_asks"])
+            sequence = dict.fromkeys([*map(int, state.get("sequence", ())), *told, *invalid, *pending])
         except (KeyError, TypeError, ValueError) as error:
             raise SearchError(f"unreadable search state ({error!r}); start a new search") from error
         self._told, self._invalid, self._excluded = told, invalid, excluded
-        self._again, self._pending = pending, []
+        self._again, self._pending, self._sequence = pending, [], sequence
         self.seed, self._num_asks = seed, num_asks
 
     def _checked_observations(self) -> Observations:
@@ -207,10 +213,19 @@ class MultiPassOptimizer:
         return self._observations()
 
     def _observations(self) -> Observations:
-        values = np.array(list(self._told.values()), dtype=np.float64).reshape(-1, 3)
-        return Observations(
-            np.array(list(self._told), dtype=np.intp), values[:, 0], values[:, 1], values[:, 2], self.static_power_w
-        )
+        """In the order of the space: whoever models them is not to depend on the order of the tells."""
+        indices = np.array(sorted(self._told), dtype=np.intp)
+        values = np.array([_mean(self._told[i]) for i in indices], dtype=np.float64).reshape(-1, 3)
+        asked = np.array([i for i in self._sequence if i in self._told], dtype=np.intp)
+        order = np.searchsorted(indices, asked)
+        return Observations(indices, values[:, 0], values[:, 1], values[:, 2], self.static_power_w, order)
+
+
+def _mean(tells: Sequence[Told]) -> Told:
+    """Weighted by repeats; the same to the last bit for every order."""
+    repeats = sum(n for _, _, n in tells)
+    time_s, energy_j = (math.fsum(tell[k] * tell[2] for tell in tells) / repeats for k in (0, 1))
+    return time_s, energy_j, repeats
 
 
 def _prior_values(space: SearchSpace, prior: Prior | None) -> np.ndarray | None:

@@ -25,7 +25,7 @@ def test_the_gradient_is_that_of_the_objective() -> None:
     inputs = features(SPACE)
     pairs = np.triu_indices(20, 1)
     squared = inputs.squared_differences(rows[pairs[0]], rows[pairs[1]])
-    data = module._Data(squared, inputs.groups, rng.standard_normal(20), rng.integers(1, 4, 20).astype(float))
+    data = module._Data(pairs, squared, inputs.groups, rng.standard_normal(20), rng.integers(1, 4, 20).astype(float))
     theta = rng.normal(-0.5, 0.3, sum(inputs.groups.shape) + 1)
     error = check_grad(lambda t: module._objective(t, data)[0], lambda t: module._objective(t, data)[1], theta)
     assert error < 1e-4
