@@ -25,11 +25,13 @@ if TYPE_CHECKING:
         KareusStrategy,
         PartitionProfiler,
     )
+    from energy_lightning.predict import EnergyLens
     from energy_lightning.types import Budget, EnergyLightningError, Measurement, PhasePlan, Plan, Schedule
     from energy_lightning.workload import Workload
 
 __all__ = [
     "Budget",
+    "EnergyLens",
     "EnergyLightningError",
     "EnergyMonitor",
     "FrequencyController",
@@ -52,6 +54,7 @@ _NAMES_IN = {
         "KareusStrategy",
         "PartitionProfiler",
     ),
+    "energy_lightning.predict": ("EnergyLens",),
     "energy_lightning.types": ("Budget", "EnergyLightningError", "Measurement", "PhasePlan", "Plan", "Schedule"),
     "energy_lightning.workload": ("Workload",),
 }

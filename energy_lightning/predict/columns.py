@@ -1,0 +1,146 @@
+"""Columns of a table as checked arrays: what both predictors accept, refuse and flag.
+
+A table is a pandas DataFrame or a mapping from column names to sequences of equal length; n is its number of rows.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from energy_lightning.errors import EnergyLightningError
+
+Floats = NDArray[np.float64]
+Columns = dict[str, Floats]
+_JOULE_PER_KWH = 3.6e6
+
+
+class PredictionError(EnergyLightningError):
+    """A table that no prediction can be made of, or a predictor that was not fitted."""
+
+
+class PredictionWarning(UserWarning):
+    """A prediction that rests on less than it should; the message says why. Base of the three below."""
+
+
+class OutOfRangeWarning(PredictionWarning):
+    """Rows outside the range that the predictor was fitted on."""
+
+
+class UnitWarning(PredictionWarning):
+    """Energies of a magnitude that suggests another unit than joules."""
+
+
+class FallbackWarning(PredictionWarning):
+    """Too little to fit on: a simpler prediction is used and named."""
+
+
+def names_of(table: Any) -> tuple[str, ...]:
+    """Column names; PredictionError if the table has none."""
+    names = table.keys() if isinstance(table, Mapping) else getattr(table, "columns", None)
+    if names is None:
+        raise PredictionError(
+            f"need a DataFrame or a mapping of named columns, got {type(table).__name__}: give the columns their names"
+        )
+    return tuple(str(name) for name in names)
+
+
+def require(table: Any, needed: Iterable[str], known: Iterable[str]) -> None:
+    """PredictionError naming the missing columns and those that are known."""
+    present = names_of(table)
+    if missing := [name for name in needed if name not in present]:
+        raise PredictionError(
+            f"missing column{'s' * (len(missing) > 1)} {', '.join(missing)}; the table has "
+            f"{', '.join(present) or 'none'}; known columns: {', '.join(known)}"
+        )
+
+
+def positive(table: Any, name: str) -> Floats:
+    """Column `name` as (n,) finite values > 0; PredictionError naming the first row that is not."""
+    try:
+        values = np.asarray(table[name], dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise PredictionError(f"column {name} must hold numbers: {error}") from error
+    return checked_positive(values, f"column {name}")
+
+
+def checked_positive(values: ArrayLike, what: str) -> Floats:
+    """`values` as (n,) finite numbers > 0, n >= 1; PredictionError saying which row is wrong and what to do."""
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1 or len(array) == 0:
+        raise PredictionError(f"{what} must be one value a row and at least one row, got shape {array.shape}")
+    bad = np.flatnonzero(~(np.isfinite(array) & (array > 0.0)))  # NaN fails too
+    if len(bad):
+        raise PredictionError(
+            f"{what} must be finite and > 0: row {bad[0]} has {array[bad[0]]:g} ({len(bad)} such rows of "
+            f"{len(array)}); drop failed runs and correct the others first"
+        )
+    return array
+
+
+def checked_energy(energy_j: ArrayLike, num_rows: int) -> Floats:
+    """Energies (n,) in joules; PredictionError unless there is one finite value > 0 for each row."""
+    try:
+        array = np.asarray(energy_j, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise PredictionError(f"energy_j must hold numbers: {error}") from error
+    if array.ndim == 1 and len(array) != num_rows:
+        raise PredictionError(f"energy_j has {len(array)} values, the table {num_rows} rows: give one energy a row")
+    return checked_positive(array, "energy_j")
+
+
+def flag_units(energy_j: Floats, work: Floats, low: float, high: float, unit_of_work: str) -> str | None:
+    """UnitWarning, and its text, where the median of energy / work lies outside [low, high] J per unit of work."""
+    typical = float(np.median(energy_j / work))
+    if low <= typical <= high:
+        return None
+    guess = "kWh: multiply by 3.6e6" if typical * _JOULE_PER_KWH <= high and typical < low else "mJ: divide by 1000"
+    text = (
+        f"suspicious magnitude: the median energy is {typical:.3g} J {unit_of_work}, plausible is {low:g} to {high:g}. "
+        f"energy_j must be in joules; these may be {guess}"
+    )
+    warnings.warn(text, UnitWarning, stacklevel=4)
+    return text
+
+
+@dataclass(frozen=True)
+class FittedRange:
+    """Lowest and highest value of each column that a predictor was fitted on."""
+
+    bounds: Mapping[str, tuple[float, float]]
+
+    @classmethod
+    def of(cls, columns: Mapping[str, Floats]) -> FittedRange:
+        """The range of `columns`."""
+        return cls({name: (float(values.min()), float(values.max())) for name, values in columns.items()})
+
+    def outside(self, columns: Mapping[str, Floats]) -> dict[str, int]:
+        """Rows outside the range, by column; columns with none are left out."""
+        counts = {}
+        for name, (low, high) in self.bounds.items():
+            slack = 1e-9 * max(abs(low), abs(high))
+            counts[name] = int(((columns[name] < low - slack) | (columns[name] > high + slack)).sum())
+        return {name: count for name, count in counts.items() if count}
+
+    def warn_outside(self, columns: Mapping[str, Floats], who: str) -> None:
+        """One OutOfRangeWarning naming every column with rows outside the range."""
+        if outside := self.outside(columns):
+            parts = [
+                f"{name} in {count} rows (fitted on {self.bounds[name][0]:g} to {self.bounds[name][1]:g})"
+                for name, count in outside.items()
+            ]
+            warnings.warn(f"{who} extrapolates: {'; '.join(parts)}", OutOfRangeWarning, stacklevel=3)
+
+
+def rows(table: Any, indices: NDArray[np.intp]) -> Any:
+    """Rows of a table by position, as a DataFrame; the table is not changed."""
+    if hasattr(table, "iloc"):
+        return table.iloc[indices]
+    import pandas
+
+    return pandas.DataFrame({name: np.asarray(values) for name, values in table.items()}).iloc[indices]
