@@ -36,6 +36,9 @@ COMMANDS: dict[str, Command] = {
     "train": Command(
         "train a model with the kareus strategy (Hydra overrides; --help)", "energy_lightning.app.train:train"
     ),
+    "plan": Command(
+        "plan a cluster job's iteration on an emulated GPU (Hydra overrides; --help)", "energy_lightning.app.plan:plan"
+    ),
     "demo": Command("fine-tune BERT under an emulated GPU and compare plans", "energy_lightning.app.demo:demo"),
 }
 

@@ -17,14 +17,21 @@ def check_settings(config: Any) -> None:
     """
     from omegaconf import OmegaConf
 
-    missing = sorted(OmegaConf.missing_keys(config))
-    if missing:
-        raise ConfigError(f"{', '.join(missing)} must be given, e.g. {missing[0]}=VALUE")
+    check_missing(config)
     values: Any = OmegaConf.to_container(config, resolve=True)
     Budget.parse(values["budget"])
     build_workload(values["workload"])
     if values["device"]["gpu"] is not None:
         GPU.load(values["device"]["gpu"])
+
+
+def check_missing(config: Any) -> None:
+    """ConfigError naming the values that the composed DictConfig `config` still needs."""
+    from omegaconf import OmegaConf
+
+    missing = sorted(OmegaConf.missing_keys(config))
+    if missing:
+        raise ConfigError(f"{', '.join(missing)} must be given, e.g. {missing[0]}=VALUE")
 
 
 def build_workload(values: Mapping[str, Any]) -> Workload | None:

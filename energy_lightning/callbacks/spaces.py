@@ -78,6 +78,11 @@ def search_frequencies(device: Device, wanted_mhz: Sequence[int] | None = None) 
     if wanted_mhz is not None:
         _check_clocks(wanted_mhz, device)
         return tuple(sorted(set(wanted_mhz), reverse=True))
+    return useful_frequencies(known_mhz)
+
+
+def useful_frequencies(known_mhz: Sequence[int]) -> tuple[int, ...]:
+    """About MOST_FREQUENCIES evenly spaced clocks of those in the useful range, highest first."""
     useful = sorted((f for f in known_mhz if f >= LEAST_CLOCK_RATIO * max(known_mhz)), reverse=True)
     return tuple(useful[:: math.ceil(len(useful) / MOST_FREQUENCIES)])
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from energy_lightning.emulation.pipeline import ScheduledPhase
+from energy_lightning.types import Phase
 
 
 class Position(NamedTuple):
@@ -42,7 +43,7 @@ def critical_path(stages: Sequence[Sequence[ScheduledPhase]]) -> tuple[Position,
 def _predecessors(
     position: Position,
     stages: Sequence[Sequence[ScheduledPhase]],
-    where: dict[tuple[str, int, int], Position],
+    where: dict[tuple[Phase, int, int], Position],
 ) -> list[Position]:
     """What must end before the phase starts, that on the same stage first."""
     stage, number = position

@@ -53,27 +53,47 @@ def compare(plans: Mapping[str, FrontierPoint], *, baseline: str = BASELINE) -> 
             label=label,
             time_s=point.time_s,
             energy_j=point.energy_j,
-            time_change=_change(point.time_s, reference.time_s),
-            energy_change=_change(point.energy_j, reference.energy_j),
+            time_change=relative_change(point.time_s, reference.time_s),
+            energy_change=relative_change(point.energy_j, reference.energy_j),
             plan=describe_plan(point.choice) if isinstance(point.choice, Plan) else "",
         )
         for label, point in plans.items()
     ]
 
 
-def _change(value: float, reference: float) -> float:
+def relative_change(value: float, reference: float) -> float:
+    """Fraction of `value` over `reference`; 0.0 for a tie."""
     change = value / reference - 1.0
     return 0.0 if abs(change) < _TIE_FRACTION else change
 
 
 def describe_plan(plan: Plan) -> str:
     """Clocks and execution modes: one line, or one for each phase where they differ; a pipeline's range of clocks."""
-    if len(plan.stages) > 1:
-        clocks = sorted({phase.frequency_mhz for stage in plan.stages for phase in stage if phase.frequency_mhz})
-        span = f"{clocks[0]} to {clocks[-1]} MHz" if clocks else "clocks as they are"
-        return f"{len(plan.stages)} pipeline stages, {span}"
+    if len(plan.stages) > 1 or sorted(phase.phase for phase in set(plan.stages[0])) != ["backward", "forward"]:
+        return _describe_pipeline(plan)
     forward, backward = _describe_phase(plan.forward), _describe_phase(plan.backward)
     return forward if forward == backward else f"forward: {forward}\nbackward: {backward}"
+
+
+def _describe_pipeline(plan: Plan) -> str:
+    clocks, share = clocks_mhz(plan), nanobatched_share(plan)
+    span = "clocks as they are" if not clocks else f"{clocks[0]} MHz"
+    if len(clocks) > 1:
+        span = f"{clocks[0]} to {clocks[-1]} MHz"
+    mode = {0.0: "sequential", 1.0: "two nanobatches"}.get(share, f"two nanobatches in {share:.0%} of the phases")
+    stages = f"{len(plan.stages)} pipeline stages, " if len(plan.stages) > 1 else ""
+    return f"{stages}{span}, {mode}"
+
+
+def clocks_mhz(plan: Plan) -> list[int]:
+    """The clocks that a plan locks, ascending."""
+    return sorted({phase.frequency_mhz for stage in plan.stages for phase in stage if phase.frequency_mhz})
+
+
+def nanobatched_share(plan: Plan) -> float:
+    """The fraction of a plan's phases that run as two nanobatches."""
+    modes = [phase.nanobatched for stage in plan.stages for phase in stage]
+    return sum(modes) / len(modes)
 
 
 def _describe_phase(phase: PhasePlan) -> str:

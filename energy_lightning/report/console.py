@@ -53,7 +53,10 @@ def format_time(time_s: float) -> str:
 
 
 def format_energy(energy_j: float) -> str:
-    """Three to five digits in J."""
+    """Three to five digits in J, kJ or MJ."""
+    for least_j, unit in ((1e7, "MJ"), (1e4, "kJ")):
+        if energy_j >= least_j:
+            return f"{energy_j / least_j * 10.0:.2f} {unit}"
     return f"{energy_j:.1f} J" if energy_j >= 100.0 else f"{energy_j:.3f} J"
 
 

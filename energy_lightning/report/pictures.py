@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from energy_lightning.frontier import FrontierPoint
 from energy_lightning.report.comparison import BASELINE
 from energy_lightning.types import Budget
@@ -29,6 +31,7 @@ class FrontierPicture:
         chosen: label of the plan in use, drawn as a star.
         baseline: label of the plan that a max_slowdown budget refers to.
         budget: drawn as a line where it is a limit on time or energy, or None.
+        num_gpus: GPUs of the whole job; above 1, a second axis on the right gives the energy of all of them.
         emulated: the numbers come from an emulated GPU.
     """
 
@@ -38,6 +41,7 @@ class FrontierPicture:
     chosen: str | None = None
     baseline: str = BASELINE
     budget: Budget | None = None
+    num_gpus: int = 1
     emulated: bool = False
 
 
@@ -61,13 +65,16 @@ def draw_frontier(picture: FrontierPicture, path: Path) -> Path:
             va="center",
             zorder=0,
         )
+    units = _units(picture)
     for (label, points), colour in zip(picture.frontiers.items(), _COLOURS, strict=False):
-        _draw_points(axes, points, label=f"{label} frontier", colour=colour)
-    _draw_plans(axes, picture)
-    _draw_budget(axes, picture)
-    axes.set_xlabel("Time of one iteration (ms)")
-    axes.set_ylabel("Energy of one iteration per GPU (J)")
-    axes.set_title(f"{picture.title} (emulated)" if picture.emulated else picture.title)
+        _draw_points(axes, points, units, label=f"{label} frontier", colour=colour)
+    _draw_plans(axes, picture, units)
+    _draw_budget(axes, picture, units)
+    axes.set_xlabel(f"Time of one iteration ({units.time})")
+    axes.set_ylabel(f"Energy of one iteration per GPU ({units.energy})")
+    axes.set_title(f"{picture.title} (EMULATED)" if picture.emulated else picture.title)
+    if picture.num_gpus > 1:
+        _draw_total_axis(axes, picture.num_gpus, units)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -75,28 +82,74 @@ def draw_frontier(picture: FrontierPicture, path: Path) -> Path:
     return path
 
 
-def _draw_points(axes: Axes, points: Sequence[FrontierPoint], *, label: str, colour: str) -> None:
-    times_ms = [point.time_s * 1e3 for point in points]
-    axes.plot(times_ms, [p.energy_j for p in points], ".-", drawstyle="steps-post", label=label, color=colour, zorder=2)
+@dataclass(frozen=True, slots=True)
+class Units:
+    """Units of the axes, and what times in s and energies in J are multiplied by for them."""
+
+    time: str
+    per_s: float
+    energy: str
+    per_j: float
 
 
-def _draw_plans(axes: Axes, picture: FrontierPicture) -> None:
+def _units(picture: FrontierPicture) -> Units:
+    """Those that keep the numbers short."""
+    points = [*picture.plans.values(), *(point for points in picture.frontiers.values() for point in points)]
+    in_s = any(point.time_s >= 1.0 for point in points)
+    in_kj = any(point.energy_j >= 1e4 for point in points)
+    return Units("s" if in_s else "ms", 1.0 if in_s else 1e3, "kJ" if in_kj else "J", 1e-3 if in_kj else 1.0)
+
+
+def _draw_total_axis(axes: Axes, num_gpus: int, units: Units) -> None:
+    # An energy in kJ (J) per GPU, times the GPUs, in MJ (kJ).
+    factor, unit = num_gpus * 1e-3, {"J": "kJ", "kJ": "MJ"}[units.energy]
+    total = axes.secondary_yaxis("right", functions=(lambda e: np.multiply(e, factor), lambda e: np.divide(e, factor)))
+    total.set_ylabel(f"all {num_gpus} GPUs ({unit})")
+
+
+def _draw_points(axes: Axes, points: Sequence[FrontierPoint], units: Units, *, label: str, colour: str) -> None:
+    times, energies = [point.time_s * units.per_s for point in points], [p.energy_j * units.per_j for p in points]
+    axes.plot(times, energies, ".-", drawstyle="steps-post", label=label, color=colour, zorder=2)
+
+
+def _draw_plans(axes: Axes, picture: FrontierPicture, units: Units) -> None:
     references = {label: point for label, point in picture.plans.items() if label != picture.chosen}
     for (label, point), marker in zip(references.items(), _MARKERS, strict=False):
-        axes.plot(point.time_s * 1e3, point.energy_j, marker, label=label, color="black", fillstyle="none", zorder=3)
+        where = point.time_s * units.per_s, point.energy_j * units.per_j
+        axes.plot(*where, marker, label=label, color="black", fillstyle="none", zorder=3)
     if picture.chosen is not None and picture.chosen in picture.plans:
         point = picture.plans[picture.chosen]
-        axes.plot(point.time_s * 1e3, point.energy_j, "*", markersize=16, color="#e69f00", label="chosen", zorder=4)
+        where = point.time_s * units.per_s, point.energy_j * units.per_j
+        label = f"chosen: {picture.chosen}"
+        axes.plot(*where, "*", markersize=16, color="#e69f00", markeredgecolor="black", label=label, zorder=4)
 
 
-def _draw_budget(axes: Axes, picture: FrontierPicture) -> None:
+def _draw_budget(axes: Axes, picture: FrontierPicture, units: Units) -> None:
+    """The budget as a line; one far outside leaves the picture to the plans, and is only told."""
+    limit = _budget_limit(picture, units)
+    if limit is None:
+        return
+    direction, value = limit
+    low, high = axes.get_xlim() if direction == "x" else axes.get_ylim()
+    outside = not low - 0.5 * (high - low) <= value <= high + 0.5 * (high - low)
+    line: dict[str, Any] = {"color": "crimson", "linestyle": "--", "label": f"budget {picture.budget}"}
+    if outside:
+        axes.plot([], [], **{**line, "label": f"budget {picture.budget} (outside)"})
+    elif direction == "x":
+        axes.axvline(value, **line)
+    else:
+        axes.axhline(value, **line)
+
+
+def _budget_limit(picture: FrontierPicture, units: Units) -> tuple[str, float] | None:
+    """The axis ("x" or "y") that the budget limits and where, in its unit; None for a budget without a limit."""
     budget = picture.budget
     if budget is None or budget.value is None:
-        return
-    line: dict[str, Any] = {"color": "crimson", "linestyle": "--", "label": f"budget {budget}"}
+        return None
     if budget.kind == "energy_budget":
-        axes.axhline(budget.value, **line)
-    elif budget.kind == "deadline":
-        axes.axvline(budget.value * 1e3, **line)
-    elif picture.baseline in picture.plans:
-        axes.axvline(picture.plans[picture.baseline].time_s * (1.0 + budget.value) * 1e3, **line)
+        return "y", budget.value * units.per_j
+    if budget.kind == "deadline":
+        return "x", budget.value * units.per_s
+    if picture.baseline not in picture.plans:
+        return None
+    return "x", picture.plans[picture.baseline].time_s * (1.0 + budget.value) * units.per_s

@@ -50,7 +50,7 @@ def test_a_plan_in_words() -> None:
     assert describe_plan(OVERLAPPED) == "forward: 1260 MHz, two nanobatches\nbackward: 1200 MHz, sequential"
     assert describe_schedules(OVERLAPPED) == "fwd_attn: 8 SMs beside linear_0; fwd_mlp: 6 SMs, not overlapped"
     pipeline = Plan.from_stage_frequencies([[("forward", 1410)], [("forward", 1200), ("backward", 1300)]])
-    assert describe_plan(pipeline) == "2 pipeline stages, 1200 to 1410 MHz"
+    assert describe_plan(pipeline) == "2 pipeline stages, 1200 to 1410 MHz, sequential"
     assert describe_schedules(pipeline) == ""
 
 

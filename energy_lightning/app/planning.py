@@ -1,0 +1,164 @@
+"""From the settings of `energy-lightning plan` to frontiers and a chosen plan. Emulated; nothing heavy is imported."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from energy_lightning.app.settings import build_workload
+from energy_lightning.callbacks.spaces import useful_frequencies
+from energy_lightning.emulation import GPU
+from energy_lightning.emulation.planning import METHODS, PlanPoint, plan_frontier
+from energy_lightning.frontier import FrontierPoint, choose, pareto_front
+from energy_lightning.report.planning import BASELINE_METHOD, PlannedJob
+from energy_lightning.types import Budget, BudgetError, ConfigError
+from energy_lightning.workload import Workload, preset_names
+
+NO_JOB = f"plan needs a job: workload=NAME with one of {', '.join(preset_names())}"
+_CONTAINS_BASELINE = ("perseus", "kareus")  # methods that plain execution at the highest clock is a plan of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """What is to be planned.
+
+    Attributes:
+        workload: the job.
+        gpu: the model of its GPUs.
+        budget: what the plan is chosen for.
+        method: whose plan is chosen.
+        methods: all methods to plan with; `method` and BASELINE_METHOD are among them.
+        frequencies_mhz: clocks to plan with, ascending.
+        points: most plans of a frontier.
+    """
+
+    workload: Workload
+    gpu: GPU
+    budget: Budget
+    method: str
+    methods: tuple[str, ...]
+    frequencies_mhz: tuple[int, ...]
+    points: int
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> PlanRequest:
+        """From the composed configuration as plain values; EnergyLightningError for the first one that cannot be."""
+        workload = build_workload(values["workload"])
+        if workload is None:
+            raise ConfigError(NO_JOB)
+        if values["device"]["gpu"] is None:
+            raise ConfigError(f"plan emulates a GPU: device.gpu=NAME with one of {', '.join(GPU.names())}")
+        gpu, method = GPU.load(values["device"]["gpu"]), values["method"]
+        methods = tuple(dict.fromkeys((BASELINE_METHOD, *_listed(values["compare_with"], "compare_with"), method)))
+        for name in methods:
+            _check_method(name)
+        points = values["points"]
+        if isinstance(points, bool) or not isinstance(points, int) or points < 2:
+            raise ConfigError(f"points must be a whole number >= 2, got {points!r}")
+        return cls(
+            workload=workload,
+            gpu=gpu,
+            budget=Budget.parse(values["budget"]),
+            method=method,
+            methods=methods,
+            frequencies_mhz=_frequencies(values["frequencies_mhz"], gpu),
+            points=points,
+        )
+
+
+def _listed(value: Any, name: str) -> Sequence[Any]:
+    if not isinstance(value, list):
+        raise ConfigError(f'{name} must be a list, e.g. "{name}=[a,b]", got {value!r}')
+    return value
+
+
+def _check_method(name: str) -> None:
+    if name not in METHODS:
+        near = difflib.get_close_matches(str(name), METHODS, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ConfigError(f"unknown method {name!r}; {hint}known: {', '.join(METHODS)}")
+
+
+def _frequencies(wanted_mhz: Any, gpu: GPU) -> tuple[int, ...]:
+    """The wanted clocks (DeviceError for one that the GPU lacks), or its useful ones; ascending."""
+    if wanted_mhz is None:
+        return tuple(sorted(useful_frequencies(gpu.frequencies_mhz)))
+    clocks_mhz = _listed(wanted_mhz, "frequencies_mhz")
+    if not clocks_mhz or any(isinstance(f, bool) or not isinstance(f, int) for f in clocks_mhz):
+        raise ConfigError(f"frequencies_mhz must list whole numbers of MHz, or be null, got {wanted_mhz!r}")
+    for frequency_mhz in clocks_mhz:
+        gpu.check_frequency(frequency_mhz)
+    return tuple(sorted(set(clocks_mhz)))
+
+
+def plan_job(request: PlanRequest, note: Callable[[str], None] = lambda _: None) -> PlannedJob:
+    """Frontiers of all methods, and what each has for the budget. `note` is told the method that is planned next.
+
+    Raises:
+        WorkloadError: the job does not fit into the GPUs' memory.
+    """
+    frontiers: dict[str, list[FrontierPoint]] = {}
+    for method in request.methods:
+        note(method)
+        frontiers[method] = _frontier(request, method)
+        if method in _CONTAINS_BASELINE:
+            frontiers[method] = _merged(frontiers[BASELINE_METHOD] + frontiers[method])
+    baseline_s = frontiers[BASELINE_METHOD][0].time_s
+    return PlannedJob(
+        job=describe_workload(request.workload),
+        gpu=request.gpu.display_name,
+        num_gpus=request.workload.num_gpus,
+        budget=request.budget,
+        method=request.method,
+        frontiers=frontiers,
+        chosen={method: _chosen(points, request.budget, baseline_s) for method, points in frontiers.items()},
+    )
+
+
+def _frontier(request: PlanRequest, method: str) -> list[FrontierPoint]:
+    clocks_mhz = request.frequencies_mhz
+    if method == BASELINE_METHOD:
+        clocks_mhz = (request.gpu.max_frequency_mhz,)
+    found = plan_frontier(
+        request.workload, request.gpu, method=method, frequencies_mhz=clocks_mhz, points=request.points
+    )
+    return [_per_gpu(point, request) for point in found]
+
+
+def _per_gpu(point: PlanPoint, request: PlanRequest) -> FrontierPoint:
+    energy_j = point.energy_j / request.workload.num_gpus
+    plan = point.plan.with_prediction(point.time_s, energy_j, emulated=True)
+    return FrontierPoint(point.time_s, energy_j, plan)
+
+
+def _merged(points: list[FrontierPoint]) -> list[FrontierPoint]:
+    kept = pareto_front([point.time_s for point in points], [point.energy_j for point in points])
+    return [points[i] for i in kept]
+
+
+def _chosen(points: Sequence[FrontierPoint], budget: Budget, baseline_s: float) -> FrontierPoint | None:
+    try:
+        return choose(points, budget, baseline_time_s=baseline_s)
+    except BudgetError:
+        return None
+
+
+def refuse_unmet_budget(planned: PlannedJob) -> None:
+    """BudgetError, naming what is reachable, if the method has no plan for the budget."""
+    choose(planned.frontiers[planned.method], planned.budget, baseline_time_s=planned.baseline.time_s)
+
+
+def describe_workload(workload: Workload) -> str:
+    """Model, parallelism and sizes in one line."""
+    groups = {
+        "TP": workload.tensor_parallel,
+        "CP": workload.context_parallel,
+        "PP": workload.pipeline_parallel,
+        "DP": workload.data_parallel,
+    }
+    split = [f"{name}{size}" for name, size in groups.items() if size > 1]
+    count = workload.num_microbatches
+    sizes = f"{count} microbatch{'es' if count > 1 else ''} of {workload.microbatch_size} x {workload.sequence_length}"
+    return " ".join([workload.model.name, *split]) + f", {sizes} tokens"
