@@ -18,6 +18,7 @@ from typing import get_args
 
 from energy_lightning.emulation.estimates import Estimate
 from energy_lightning.emulation.gpu import GPU
+from energy_lightning.emulation.memory import check_memory
 from energy_lightning.emulation.pipeline import one_f_one_b, place_iteration
 from energy_lightning.emulation.planning_options import OPTIONS, PhaseSpace
 from energy_lightning.emulation.transfers import receive_time_s
@@ -42,15 +43,18 @@ def plan_frontier(
     method: str = "kareus",
     frequencies_mhz: Iterable[int] = range(900, 1411, 30),
     points: int = 20,
+    *,
+    allow_over_memory: bool = False,
 ) -> list[PlanPoint]:
     """Non-dominated plans by rising time, from the fastest to the one of least energy.
 
     Args:
         workload: the job. Stages run 1F1B; `workload.pipeline_parallel` may be 1.
         gpu: the GPU model of all its GPUs.
-        method: see the module; `sorted(METHODS)` are known.
+        method: one of METHODS, see the module.
         frequencies_mhz: SM clocks to choose from.
         points: most plans returned ("max_frequency" has one); the deadlines they are made for are evenly spaced.
+        allow_over_memory: plan a job that does not fit into the GPUs' memory as well.
 
     Returns:
         points whose time and energy are those of `emulate_iteration(workload, gpu, point.plan)`; each plan holds every
@@ -58,6 +62,7 @@ def plan_frontier(
 
     Raises:
         PlanError: an unknown method. DeviceError: a clock that the GPU lacks. FrontierError: no clocks, or points < 1.
+        WorkloadError: the job needs more memory than the GPUs have.
     """
     if method not in OPTIONS:
         raise PlanError(f"unknown planning method {method!r}; known: {', '.join(OPTIONS)}")
@@ -68,6 +73,8 @@ def plan_frontier(
         raise FrontierError("frequencies_mhz is empty: give at least one clock, e.g. (gpu.max_frequency_mhz,)")
     for frequency_mhz in clocks:
         gpu.check_frequency(frequency_mhz)
+    if not allow_over_memory:
+        check_memory(workload, gpu)
     problem = PipelineProblem(
         workload.pipeline_parallel,
         workload.num_microbatches,

@@ -19,7 +19,7 @@ from energy_lightning.emulation import (
 from energy_lightning.emulation.planning import METHODS
 from energy_lightning.emulation.planning_options import PhaseSpace, lower_hull, scheduled
 from energy_lightning.frontier import FrontierError
-from energy_lightning.types import DeviceError, PhasePlan, Plan, PlanError, Schedule
+from energy_lightning.types import DeviceError, PhasePlan, Plan, PlanError, Schedule, WorkloadError
 from energy_lightning.workload import Workload
 
 A100 = GPU.load("a100-sxm4-40gb")
@@ -36,9 +36,11 @@ PIPELINE = Workload.preset(
 )
 SINGLE = Workload.preset("llama3.2_1b_tp4", microbatch_size=4, sequence_length=2048, num_microbatches=1)
 
+SHARDED = SINGLE.with_sizes(data_parallel=2, data_parallel_kind="fully_sharded", num_microbatches=2)
+
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("workload", [PIPELINE, SINGLE.with_sizes(data_parallel=2, num_microbatches=2)])
+@pytest.mark.parametrize("workload", [PIPELINE, SHARDED], ids=["pipeline", "fully sharded"])
 def test_points_are_what_their_plans_take_and_none_dominates_another(method: str, workload: Workload) -> None:
     found = plan_frontier(workload, A100, method, CLOCKS, points=5)
     assert 1 <= len(found) <= 5
@@ -155,3 +157,10 @@ def test_lower_hull_against_all_weighted_sums() -> None:
 def test_bad_arguments(arguments: dict[str, object], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         plan_frontier(SINGLE, A100, **arguments)  # type: ignore[arg-type]
+
+
+def test_a_job_over_the_memory_is_refused_unless_asked_for() -> None:
+    large = Workload.preset("llama3.3_70b_tp8", microbatch_size=1, sequence_length=4096)
+    with pytest.raises(WorkloadError, match=r"more than the 42\.4 GB"):
+        plan_frontier(large, A100, "max_frequency")
+    assert len(plan_frontier(large, A100, "max_frequency", allow_over_memory=True)) == 1
