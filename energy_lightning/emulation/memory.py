@@ -125,8 +125,7 @@ def _changes(w: Workload) -> Iterator[tuple[str, Workload]]:
     wanted += [{"tensor_parallel": 2 * w.tensor_parallel}, {"pipeline_parallel": 2 * w.pipeline_parallel}]
     for sizes in wanted:
         try:
-            layers = {"layers_per_stage": ()} if "pipeline_parallel" in sizes else {}
-            yield ", ".join(f"{k}={v}" for k, v in sizes.items()), w.with_sizes(**sizes, **layers)
+            yield ", ".join(f"{k}={v}" for k, v in sizes.items()), w.with_sizes(**sizes)
         except WorkloadError:  # does not divide
             continue
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from energy_lightning.emulation.estimates import Estimate, emulate_scheduled
+from energy_lightning.emulation.estimates import Estimate, emulate_phase, emulate_scheduled
 from energy_lightning.emulation.gpu import GPU
+from energy_lightning.emulation.gradients import reduce_gradients
 from energy_lightning.emulation.transfers import emulate_instruction
 from energy_lightning.types import PhasePlan, Plan, PlanError
 from energy_lightning.workload import Workload
@@ -161,11 +162,19 @@ def _ready_s(
 
 
 def emulate_iteration_end(workload: Workload, gpu: GPU, last: PhasePlan, *, stage: int = 0) -> Estimate:
-    """Gradient reduction (exposed) and optimizer of one GPU of `stage`, at the frequency and schedules of `last`."""
+    """What follows the last backward `last` on one GPU of `stage`, at its frequency and schedules.
+
+    That is as much of the gradient reduction as `last` does not hide (see gradients.py), and the optimizer.
+    """
     frequency_mhz = gpu.max_frequency_mhz if last.frequency_mhz is None else last.frequency_mhz
     total = Estimate(0.0, 0.0)
     for partition in workload.partitions("iteration", stage=stage, nanobatched=False):
-        total += emulate_scheduled(partition, gpu, frequency_mhz, last.schedules.get(partition.key))
+        schedule = last.schedules.get(partition.key)
+        if partition.key == "grad_bucket":
+            backward_s = emulate_phase(workload, gpu, last, stage=stage).time_s
+            total += reduce_gradients(partition, gpu, frequency_mhz, schedule, backward_s)
+        else:
+            total += emulate_scheduled(partition, gpu, frequency_mhz, schedule)
     return total
 
 
