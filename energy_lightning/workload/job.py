@@ -101,8 +101,9 @@ class Workload:
         return cls(model=model, **given)
 
     def with_sizes(self, **sizes: Any) -> Workload:
-        """A copy with other sizes (microbatch_size, sequence_length, ...)."""
-        return replace(self, **sizes)
+        """A copy with other sizes (microbatch_size, sequence_length, ...); another number of stages splits anew."""
+        anew = {"layers_per_stage": ()} if {"pipeline_parallel", "model"} & set(sizes) else {}
+        return replace(self, **(anew | sizes))
 
     @property
     def num_gpus(self) -> int:

@@ -18,9 +18,18 @@ _ATTENTION_BACKWARD = 2.5
 # Flash attention reaches S / (S + short) of its throughput at sequence length S. Read off FlashAttention-2's figures
 # for an A100 (arXiv 2307.08691, figure 5, head dimension 128: causal 165 and 180 TFLOP/s at 4k and 8k).
 _SHORT_CAUSAL, _SHORT_FULL = 800.0, 250.0
+# Narrow heads leave more of the work to the softmax: about 0.86 of the throughput at head dimension 64 (same figures).
+_NARROW_HEAD, _WIDE_HEAD = 24.0, 128.0
 # Products of 2-byte values whose rows are no multiple of 16 bytes take other, slower kernels. Read off GPT-3 profiles
 # that come with Perseus (vocabulary shards of 50257 / 8 values): 0.35 (A100) and 0.6 (A40) of an aligned product.
 _UNALIGNED = 0.45
+
+
+def attention_efficiency(sequence_length: int, head_dim: int, *, causal: bool) -> float:
+    """Flash attention's throughput relative to a long sequence of heads of 128 and wider."""
+    long = sequence_length / (sequence_length + (_SHORT_CAUSAL if causal else _SHORT_FULL))
+    wide = head_dim / (head_dim + _NARROW_HEAD) * (_WIDE_HEAD + _NARROW_HEAD) / _WIDE_HEAD
+    return long * min(1.0, wide)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +100,7 @@ class LayerShape:
         own = 2 * self.tokens * model.attention_size
         gathered = self.tokens * self.context_parallel * model.kv_size
         moved = (2 if backward else 1) * (own + gathered) / self.tensor_parallel * DTYPE_BYTES[self.dtype]
-        short = _SHORT_CAUSAL if model.causal else _SHORT_FULL
-        efficiency = self.sequence_length / (self.sequence_length + short)
+        efficiency = attention_efficiency(self.sequence_length, model.head_dim, causal=model.causal)
         return Operator("attn_0", "attention", factor * flops, moved, 2 if backward else 1, self.dtype, efficiency)
 
     def activation(self, *, backward: bool = False) -> Operator:

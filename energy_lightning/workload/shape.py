@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from energy_lightning.types import WorkloadError
+from energy_lightning.workload.configs import shape_fields
 from energy_lightning.workload.presets import PRESETS
 
 Head = Literal["causal_lm", "masked_lm", "classification", "none"]
-
-_ENCODERS = frozenset({"bert", "roberta", "camembert", "electra", "xlm-roberta", "distilbert", "mpnet", "albert"})
-_GATED_ACTIVATIONS = frozenset({"silu", "swish", "gelu_pytorch_tanh"})
-_PLAIN_MLP = (
-    frozenset({"gpt2", "gpt_neox", "gptj", "opt", "bloom", "phi", "falcon", "gpt_bigcode", "starcoder2"}) | _ENCODERS
-)
-_LEARNED_POSITIONS = frozenset({"gpt2", "opt", "bloom", "gpt_bigcode"}) | _ENCODERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,69 +92,17 @@ class ModelShape:
     def from_config(cls, config: Any, *, name: str | None = None) -> ModelShape:
         """From a transformers configuration object or its mapping.
 
-        Understands the usual names (hidden_size or n_embd, ...). Mixture-of-experts models are refused.
+        Understands the usual names (hidden_size or n_embd, ...); configs.py says what is guessed. Mixtures of experts
+        and encoder-decoder models are refused.
 
         Raises:
             WorkloadError: a size is missing, or the model is not a dense transformer.
         """
-        values = dict(config) if isinstance(config, Mapping) else config.to_dict()
-        model_type = str(values.get("model_type") or "llama")
-        experts = _first(values, "num_local_experts", "num_experts", "n_routed_experts")
-        if experts:
-            raise WorkloadError(f"{model_type}: mixture-of-experts models are not modelled ({experts} experts)")
-        heads = _size(values, model_type, "num_attention_heads", "n_head", "n_heads")
-        hidden_size = _size(values, model_type, "hidden_size", "n_embd", "d_model", "dim")
-        activation = str(
-            _first(values, "hidden_act", "activation_function", "hidden_activation", "activation") or "gelu"
-        )
-        return cls(
-            name=name or model_type,
-            hidden_size=hidden_size,
-            num_heads=heads,
-            num_kv_heads=int(_first(values, "num_key_value_heads") or heads),
-            head_dim=int(_first(values, "head_dim") or hidden_size // heads),
-            ffn_size=int(_first(values, "intermediate_size", "n_inner", "ffn_dim", "hidden_dim") or 4 * hidden_size),
-            num_layers=_size(values, model_type, "num_hidden_layers", "n_layer", "n_layers"),
-            vocab_size=_size(values, model_type, "vocab_size"),
-            causal=model_type not in _ENCODERS,
-            gated=model_type not in _PLAIN_MLP and activation in _GATED_ACTIVATIONS,
-            rotary=model_type not in _LEARNED_POSITIONS,
-            qk_norm=model_type.startswith("qwen3"),
-            head=_head(values, model_type),
-            num_labels=_num_labels(values),
-            tied_embeddings=bool(values.get("tie_word_embeddings", model_type in _ENCODERS)),
-        )
+        fields = shape_fields(config)
+        model_type = fields.pop("model_type")
+        return cls(name=name or model_type, **fields)
 
 
 def preset_names() -> tuple[str, ...]:
     """Names of the packaged model shapes."""
     return tuple(PRESETS)
-
-
-def _first(values: Mapping[str, Any], *names: str) -> Any:
-    return next((values[name] for name in names if values.get(name) is not None), None)
-
-
-def _size(values: Mapping[str, Any], model_type: str, *names: str) -> int:
-    value = _first(values, *names)
-    if value is None:
-        raise WorkloadError(
-            f"{model_type}: the configuration has none of {', '.join(names)}; give a ModelShape instead"
-        )
-    return int(value)
-
-
-def _head(values: Mapping[str, Any], model_type: str) -> Head:
-    architecture = str((values.get("architectures") or [""])[0])
-    if "Classification" in architecture:
-        return "classification"
-    if "MaskedLM" in architecture:
-        return "masked_lm"
-    if architecture.endswith("Model"):
-        return "none"
-    return "masked_lm" if model_type in _ENCODERS else "causal_lm"
-
-
-def _num_labels(values: Mapping[str, Any]) -> int:
-    labels = values.get("id2label")
-    return len(labels) if isinstance(labels, Mapping) and labels else int(values.get("num_labels") or 2)

@@ -73,12 +73,6 @@ def test_layers_are_split_evenly_by_default() -> None:
     assert Workload.preset("llama3.2_3b", pipeline_parallel=3).layers_per_stage == (10, 9, 9)
 
 
-def test_parameters_of_llama_3b_are_its_published_3_2_billion() -> None:
-    assert Workload.preset("llama3.2_3b").parameters_per_gpu() == pytest.approx(3.21e9, rel=0.01)
-    assert Workload.preset("llama3.1_8b").parameters_per_gpu() == pytest.approx(8.03e9, rel=0.01)
-    assert Workload.preset("gpt3_175b").parameters_per_gpu() == pytest.approx(175e9, rel=0.01)
-
-
 def test_suffixes_and_arguments() -> None:
     w = Workload.preset("llama3.2_3b_tp8_pp2", data_parallel=2)
     assert (w.tensor_parallel, w.pipeline_parallel, w.data_parallel, w.num_gpus) == (8, 2, 2, 32)
@@ -148,6 +142,64 @@ def test_gpt2_names_are_understood() -> None:
     }
     model = Workload.from_config(config).model
     assert (model.hidden_size, model.ffn_size, model.gated, model.causal) == (48, 192, False, True)
+
+
+def test_a_gpt2_file_without_a_word_on_tying_or_heads() -> None:
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 768, "n_head": 12, "n_layer": 12}
+    model = Workload.from_config(config | {"vocab_size": 50257}).model
+    assert (model.head, model.tied_embeddings, model.rotary) == ("causal_lm", True, False)
+    assert Workload(model=model).parameters_per_gpu() == pytest.approx(124e6, rel=0.01)
+
+
+def test_falcon_with_one_key_value_head() -> None:
+    config = {"model_type": "falcon", "hidden_size": 4544, "num_attention_heads": 71, "num_hidden_layers": 32}
+    config |= {"vocab_size": 65024, "multi_query": True}
+    w = Workload.from_config(config)
+    assert (w.model.num_kv_heads, w.model.gated) == (1, False)
+    assert w.parameters_per_gpu() == pytest.approx(6.92e9, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"is_encoder_decoder": True}, "encoder-decoder models are not modelled"),
+        ({"kv_lora_rank": 512}, "latent attention is not modelled"),
+        ({"num_attention_heads": 3}, "num_attention_heads=3 must divide hidden_size=64"),
+        ({"hidden_size": "64"}, "must divide hidden_size='64'"),
+        ({"num_hidden_layers": 2.5}, "num_layers must be a whole number >= 1, got 2.5"),
+    ],
+)
+def test_configurations_that_are_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(WorkloadError, match=message):
+        Workload.from_config(LLAMA | change)
+
+
+def test_something_that_is_no_configuration() -> None:
+    with pytest.raises(WorkloadError, match="need a transformers configuration or its mapping, got str"):
+        Workload.from_config("llama")
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("llama3.2_1b", 1.24e9),
+        ("llama3.2_3b", 3.21e9),
+        ("llama3.1_8b", 8.03e9),
+        ("llama3.3_70b", 70.6e9),
+        ("qwen3_1.7b", 1.72e9),
+        ("bert_base", 110e6),
+        ("bert_large", 335e6),
+        ("gpt3_175b", 175e9),
+        ("bloom_176b", 176.2e9),
+    ],
+)
+def test_every_preset_has_its_published_parameters(name: str, published: float) -> None:
+    w = Workload.preset(name)
+    assert w.parameters_per_gpu() == pytest.approx(published, rel=0.015)
+    stages = w.with_sizes(pipeline_parallel=4)
+    again = sum(stages.parameters_per_gpu(s) for s in range(4))  # a tied head is held again by the last stage
+    tied = w.model.tied_embeddings * w.model.embedding_parameters
+    assert again == pytest.approx(w.parameters_per_gpu() + tied)
 
 
 def test_kv_heads_must_divide_heads() -> None:
