@@ -207,7 +207,10 @@ class GPU:
         """Dense peak at the highest clock; DeviceError if the GPU has no matrix products in `dtype`."""
         peaks = self.compute.peak_flops_per_s
         if dtype not in peaks:
-            raise DeviceError(f"{self.display_name} has no matrix products in {dtype}; choose {' or '.join(peaks)}")
+            raise DeviceError(
+                f"{self.display_name} has no {dtype} tensor cores, no matrix products in {dtype}; "
+                f"choose {' or '.join(peaks)}"
+            )
         return peaks[dtype]
 
     def clock_ratio(self, frequency_mhz: Any) -> Floats:
