@@ -19,7 +19,7 @@ from energy_lightning.search.acquisition import expected_improvement, improvemen
 from energy_lightning.search.features import features
 from energy_lightning.search.gaussian_process import GaussianProcess
 from energy_lightning.search.history import Observations
-from energy_lightning.search.proposer import BatchSizes, Prediction, take_random
+from energy_lightning.search.proposer import INITIAL, BatchSizes, Prediction, take_random
 from energy_lightning.search.space import Floats, SearchSpace
 
 _RENEWED = 32  # scores computed at once
@@ -45,6 +45,10 @@ class GreedyPasses:
             return self._initial(open_, count, rng)
         with threadpool_limits(1, user_api="blas"):  # matrices this small only lose by threads, much so on busy cores
             return self._greedy_batch(seen, open_, count)
+
+    def reasons(self, seen: Observations, count: int) -> Sequence[str]:
+        """The initial sample, or expected improvement."""
+        return [INITIAL if len(seen) < self.sizes.initial else "expected improvement"] * count
 
     def _greedy_batch(self, seen: Observations, open_: NDArray[np.intp], count: int) -> list[int]:
         """One by one. Every choice lowers all scores, so only those that may still be the highest are renewed."""

@@ -16,6 +16,22 @@ _LEAST_DYNAMIC_SHARE = 1e-3  # noise or a static power set too high must not mak
 
 
 @dataclass(frozen=True, slots=True)
+class Finding:
+    """One measured candidate and how the search came to it.
+
+    Attributes:
+        time_s, energy_j: means over the repeats; energy per GPU, static power included.
+        found_by: the pass that proposed it; "told" if none did.
+        ask: number of the call of `ask` that proposed it, from 0; None if none did.
+    """
+
+    time_s: float
+    energy_j: float
+    found_by: str = "told"
+    ask: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Observations:
     """Distinct measured candidates; arrays of shape (m,).
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from energy_lightning.frontier import FrontierPoint, pareto_front
 from energy_lightning.frontier.noise import invalid_reason as reason_against
-from energy_lightning.search.history import Objective, Observations
+from energy_lightning.search.history import Finding, Objective, Observations
 from energy_lightning.search.passes import PASSES
 from energy_lightning.search.proposer import BatchSizes, Prediction
 from energy_lightning.search.space import Config, SearchError, SearchSpace
@@ -65,6 +65,7 @@ class MultiPassOptimizer:
         self._pending: list[int] = []  # asked, not told
         self._again: list[int] = []  # asked before a restart and never told
         self._sequence: dict[int, None] = {}  # candidates in the order first asked or told
+        self._found_by: dict[int, tuple[str, int | None]] = {}  # candidate -> pass that proposed it, number of the ask
         self._num_asks = 0
 
     def ask(self, count: int | None = None) -> list[Config]:
@@ -87,7 +88,10 @@ class MultiPassOptimizer:
         missing = min(wanted - len(chosen), len(open_))
         if missing:
             rng = np.random.default_rng((self.seed, self._num_asks))
-            chosen += self._proposer.propose(seen, open_, missing, rng)
+            proposed = self._proposer.propose(seen, open_, missing, rng)
+            reasons = self._proposer.reasons(seen, missing)
+            self._found_by |= {i: (why, self._num_asks) for i, why in zip(proposed, reasons, strict=True)}
+            chosen += proposed
         self._num_asks += 1
         self._pending += chosen
         self._sequence.update(dict.fromkeys(chosen))
@@ -159,6 +163,12 @@ class MultiPassOptimizer:
         means = {i: _mean(self._told[i]) for i in self._sequence if i in self._told}
         return [FrontierPoint(t, e, self.space[i]) for i, (t, e, _) in means.items()]
 
+    def history(self) -> list[Finding]:
+        """`measured()` with the pass that proposed each."""
+        order = [i for i in self._sequence if i in self._told]
+        how = [self._found_by.get(i, ("told", None)) for i in order]
+        return [Finding(p.time_s, p.energy_j, *h) for p, h in zip(self.measured(), how, strict=True)]
+
     def predict(self) -> Prediction:
         """What the surrogates expect of every candidate, in the order of the space. SearchError before the first tell.
 
@@ -177,6 +187,7 @@ class MultiPassOptimizer:
             "invalid": [[i, reason] for i, reason in self._invalid.items()],
             "excluded": dict(self._excluded),
             "pending": [*self._again, *self._pending],
+            "found_by": [[i, why, number] for i, (why, number) in self._found_by.items()],
             "sequence": list(self._sequence),
         }
 
@@ -198,13 +209,16 @@ class MultiPassOptimizer:
                 told.setdefault(int(i), []).append((float(t), float(e), int(n)))
             invalid = {int(i): str(reason) for i, reason in state["invalid"]}
             excluded, pending = Counter(dict(state["excluded"])), [int(i) for i in state["pending"]]
+            found_by: dict[int, tuple[str, int | None]] = {
+                int(i): (str(why), int(number)) for i, why, number in state.get("found_by", ())
+            }
             seed, num_asks = int(state["seed"]), int(state["num_asks"])
             sequence = dict.fromkeys([*map(int, state.get("sequence", ())), *told, *invalid, *pending])
         except (KeyError, TypeError, ValueError) as error:
             raise SearchError(f"unreadable search state ({error!r}); start a new search") from error
         self._told, self._invalid, self._excluded = told, invalid, excluded
         self._again, self._pending, self._sequence = pending, [], sequence
-        self.seed, self._num_asks = seed, num_asks
+        self.seed, self._num_asks, self._found_by = seed, num_asks, found_by
 
     def _checked_observations(self) -> Observations:
         if not self._told:

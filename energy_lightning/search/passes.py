@@ -25,6 +25,10 @@ class RandomPasses(PublishedPasses):
         """Any `count` of `open_`."""
         return take_random(open_, count, rng)
 
+    def reasons(self, seen: Observations, count: int) -> Sequence[str]:
+        """Nothing but chance."""
+        return ["random"] * count
+
 
 def _published(space: SearchSpace, sizes: BatchSizes | None, prior: Floats | None) -> Proposer:
     return PublishedPasses(space, sizes or BatchSizes.published(4))

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from energy_lightning.search.history import Observations, batch_gains
 from energy_lightning.search.space import Floats, SearchError
 
+INITIAL = "initial sample"
+
 
 @dataclass(frozen=True, slots=True)
 class BatchSizes:
@@ -74,6 +76,10 @@ class Proposer(Protocol):
         self, seen: Observations, open_: NDArray[np.intp], count: int, rng: np.random.Generator
     ) -> Sequence[int]:
         """`count` different members of `open_` (candidate numbers not yet measured; at least `count` of them)."""
+        ...
+
+    def reasons(self, seen: Observations, count: int) -> Sequence[str]:
+        """Which pass each of the `count` candidates that `propose` names next is for, in that order; for people."""
         ...
 
     def predict(self, seen: Observations, rng: np.random.Generator) -> Prediction:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from energy_lightning.frontier import pareto_front
 from energy_lightning.search.acquisition import improvement, pairs_on_unit_square
 from energy_lightning.search.history import Observations
-from energy_lightning.search.proposer import BatchSizes, Prediction, take_random
+from energy_lightning.search.proposer import INITIAL, BatchSizes, Prediction, take_random
 from energy_lightning.search.space import Floats, SearchSpace
 
 _SHARES = {"total": 0.4, "dynamic": 0.2, "static": 0.2}  # the rest goes to the highest uncertainty
@@ -42,6 +42,13 @@ class PublishedPasses:
         spread = predicted.time_std_s / predicted.time_s.max() + predicted.energy_std_j / predicted.energy_j.max()
         _take(chosen, spread, open_, count - len(chosen))
         return chosen
+
+    def reasons(self, seen: Observations, count: int) -> Sequence[str]:
+        """The initial sample, or the passes in turn."""
+        if len(seen) < self.sizes.initial:
+            return [INITIAL] * count
+        passes = [f"{objective} energy" for objective, share in _SHARES.items() for _ in range(round(share * count))]
+        return [*passes, *["uncertainty"] * (count - len(passes))]
 
     def predict(self, seen: Observations, rng: np.random.Generator) -> Prediction:
         """Means from trees on all observations, standard deviations from bootstrap members."""
