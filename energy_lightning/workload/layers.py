@@ -133,7 +133,11 @@ class LayerShape:
         return self.linear("linear_1", model.ffn_size / self.tensor_parallel, model.hidden_size, backward=backward)
 
     def hidden_all_reduce(self) -> Collective | None:
-        """Sum of the hidden states (or of their gradient) over the tensor-parallel group."""
+        """Sum of the hidden states (or of their gradient) over the tensor-parallel group.
+
+        With sequence parallelism a reduce-scatter and the next segment's all-gather: the two halves of a ring's
+        all-reduce, the same bytes, counted as one collective.
+        """
         if self.tensor_parallel == 1:
             return None
         moved = self.tokens * self.model.hidden_size * DTYPE_BYTES[self.dtype]

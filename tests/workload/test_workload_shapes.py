@@ -96,6 +96,59 @@ def test_sequence_parallelism_thins_the_glue_only() -> None:
     assert split[1:] == plain[1:]
 
 
+def test_sequence_parallelism_moves_the_same_bytes_between_gpus() -> None:
+    """All-gather and reduce-scatter instead of an all-reduce: a ring's all-reduce is just these two."""
+    for phase in ("forward", "backward"):
+        plain, split = (
+            Workload.preset("llama3.2_3b_tp8", sequence_parallel=on).partitions(phase, nanobatched=True)  # type: ignore[arg-type]
+            for on in (False, True)
+        )
+        assert [p.collective for p in plain] == [p.collective for p in split]
+        assert plain[0].collective is not None
+        tokens_bytes = 0.5 * 128 * 3072 * 2
+        assert plain[0].collective.wire_bytes == pytest.approx(tokens_bytes * 7 / 8 + tokens_bytes * 7 / 8)
+
+
+def test_an_encoder_split_over_context_ranks_sees_all_keys() -> None:
+    whole = Workload.preset("bert_large", microbatch_size=4, sequence_length=512)
+    part = whole.with_sizes(context_parallel=4)
+    for phase in ("forward", "backward"):
+        assert flops(part, phase) == pytest.approx(flops(whole, phase) / 4)
+    (gather,) = {p.collective for p in part.partitions("forward", nanobatched=True) if p.collective is not None}
+    assert (gather.kind, gather.group_size) == ("all_gather", 4)
+    assert gather.bytes == 2 * 512 * 2 * 1024 * 2  # half of 4 sequences, keys and values of 1024, 2 bytes
+
+
+@pytest.mark.parametrize(("dtype", "factor"), [("bf16", 1.0), ("fp16", 1.0), ("fp32", 2.0)])
+def test_formats_change_bytes_not_flops(dtype: str, factor: float) -> None:
+    plain, other = (Workload.preset("llama3.2_1b_tp2", dtype=d) for d in ("bf16", dtype))
+    assert flops(plain, "backward") == flops(other, "backward")
+    for a, b in zip(*(w.partitions("forward", nanobatched=True)[:2] for w in (plain, other)), strict=True):
+        assert b.collective is not None
+        assert a.collective is not None
+        assert b.collective.bytes == factor * a.collective.bytes
+        assert [o.bytes for o in b.operators] == [factor * o.bytes for o in a.operators]
+        assert {o.dtype for o in b.operators} == {dtype}
+    assert other.boundary_bytes == factor * plain.boundary_bytes
+
+
+def test_head_embedding_and_loss_are_on_the_stages_that_hold_them() -> None:
+    w = Workload.preset("llama3.2_3b_tp2_pp3", sequence_length=512)
+    names = [
+        [
+            o.name
+            for p in w.partitions("backward", stage=s, nanobatched=False)
+            if p.key == "bwd_rest"
+            for o in p.operators
+        ]
+        for s in range(3)
+    ]
+    assert names == [["embedding_0"], [], ["loss_0", "linear_0", "norm_0"]]
+    logits_flops = 2 * 512 * 3072 * 128256 / 2
+    middle = flops(w, "forward", 1) / w.layers_per_stage[1] * w.layers_per_stage[2]
+    assert flops(w, "forward", 2) - middle == pytest.approx(logits_flops)
+
+
 LLAMA = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
