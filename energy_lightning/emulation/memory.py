@@ -28,6 +28,7 @@ from energy_lightning.workload.operators import DTYPE_BYTES
 # CUDA context, kernels and the communication library's buffers: what a process takes before it computes. Assumed.
 _RESERVED_BYTES = 1.5e9
 _FLOAT32_BYTES = 4
+_GPU_GROUPS = {"tensor_parallel", "pipeline_parallel"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,18 +104,43 @@ def _fullest(w: Workload) -> tuple[int, MemoryEstimate]:
 
 
 def _remedy(w: Workload, gpu: GPU) -> str:
-    """What would make it fit, cheapest first; if no single change does, what each would save."""
-    tried = [(words, _fullest(changed)[1].total_bytes) for words, changed in _changes(w)]
-    fitting = [f"{words} ({_gb(size)} GB)" for words, size in tried if size <= gpu.memory_bytes]
+    """What would make it fit: single changes, else a combination."""
+    tried = [(sizes, _peak(w, sizes)) for sizes in _changes(w)]
+    fitting = [f"{_words(sizes)} ({_gb(size)} GB)" for sizes, size in tried if size <= gpu.memory_bytes]
     if fitting:
         return f"It would fit with {' or '.join(fitting)}"
-    now = _fullest(w)[1].total_bytes
-    saving = [f"{words} saves {_gb(now - size)} GB" for words, size in tried if now - size >= 0.05e9]
-    return f"No single change is enough: {', '.join(saving)}" if saving else "Choose a smaller job or larger GPUs"
+    found = _combination(w, gpu)
+    if found is None:
+        return "No combination of parallelism, recomputation and batch size found that fits: choose larger GPUs"
+    return f"No single change is enough; it would fit with {_words(found)} ({_gb(_peak(w, found))} GB)"
 
 
-def _changes(w: Workload) -> Iterator[tuple[str, Workload]]:
-    """Other ways to run the same job, in words and as a Workload."""
+def _combination(w: Workload, gpu: GPU) -> dict[str, Any] | None:
+    """Changes that together make it fit, None if nothing saves any more.
+
+    At each step the one that saves most, of those that take no more GPUs if such a one saves a tenth.
+    """
+    together: dict[str, Any] = {}
+    while (now := _peak(w, together)) > gpu.memory_bytes:
+        further = list(_changes(w.with_sizes(**together)))
+        free = [s for s in further if not _GPU_GROUPS & set(s) and _peak(w, together | s) <= 0.9 * now]
+        best = min(free or further, key=lambda sizes: _peak(w, together | sizes), default=None)
+        if best is None or _peak(w, together | best) >= now:
+            return None
+        together |= best
+    return together
+
+
+def _peak(w: Workload, sizes: dict[str, Any]) -> float:
+    return _fullest(w.with_sizes(**sizes))[1].total_bytes
+
+
+def _words(sizes: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in sizes.items())
+
+
+def _changes(w: Workload) -> Iterator[dict[str, Any]]:
+    """Other ways to run the same job, as sizes to change."""
     wanted: list[dict[str, Any]] = [{"activation_checkpointing": True}] if not w.activation_checkpointing else []
     if w.tensor_parallel > 1 and not w.sequence_parallel:
         wanted.append({"sequence_parallel": True})
@@ -125,9 +151,10 @@ def _changes(w: Workload) -> Iterator[tuple[str, Workload]]:
     wanted += [{"tensor_parallel": 2 * w.tensor_parallel}, {"pipeline_parallel": 2 * w.pipeline_parallel}]
     for sizes in wanted:
         try:
-            yield ", ".join(f"{k}={v}" for k, v in sizes.items()), w.with_sizes(**sizes)
+            w.with_sizes(**sizes)
         except WorkloadError:  # does not divide
             continue
+        yield sizes
 
 
 def _tokens(w: Workload) -> float:

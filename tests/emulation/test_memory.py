@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+import yaml
 
 from energy_lightning.emulation import GPU, Estimate, check_memory, emulate_phase, memory_per_gpu
 from energy_lightning.types import PhasePlan, WorkloadError
@@ -115,12 +116,25 @@ def test_a_refusal_says_by_how_much_and_what_would_help() -> None:
         assert memory_per_gpu(changed).total_bytes / 1e9 == pytest.approx(float(size_gb), abs=0.05)
 
 
-def test_the_fullest_stage_is_named_and_savings_where_nothing_is_enough() -> None:
-    w = Workload.preset("llama3.3_70b", pipeline_parallel=2, sequence_length=4096, activation_checkpointing=True)
-    with pytest.raises(
-        WorkloadError, match=r"stage \d of 2 needs .*No single change is enough: .*tensor_parallel=2 saves"
-    ):
-        check_memory(w, GPU.load("a40"))
+def test_the_fullest_stage_is_named_and_a_combination_where_no_single_change_is_enough() -> None:
+    a40 = GPU.load("a40")
+    w = Workload.preset("llama3.3_70b", pipeline_parallel=2, sequence_length=4096)
+    with pytest.raises(WorkloadError, match=r"stage 1 of 2 needs .*No single change is enough") as caught:
+        check_memory(w, a40)
+    offered = re.search(r"it would fit with (.*) \(([\d.]+) GB\)", str(caught.value))
+    assert offered is not None
+    sizes = {name: yaml.safe_load(value) for name, value in re.findall(r"(\w+)=(\w+)", offered[1])}
+    assert len(sizes) > 1
+    changed = w.with_sizes(**sizes)
+    check_memory(changed, a40)
+    peak = max(memory_per_gpu(changed, s).total_bytes for s in range(changed.pipeline_parallel))
+    assert peak / 1e9 == pytest.approx(float(offered[2]), abs=0.05)
+
+
+def test_where_nothing_helps_larger_gpus_are_named() -> None:
+    w = Workload.preset("bert_large", sequence_length=2**20, dtype="fp32")
+    with pytest.raises(WorkloadError, match="choose larger GPUs"):
+        check_memory(w, GPU.load("rtx2080ti"))
 
 
 def test_only_planning_refuses_one_instruction_of_too_big_a_job_can_be_emulated() -> None:
