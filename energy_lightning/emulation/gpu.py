@@ -63,7 +63,9 @@ class Links:
     """Collectives; the formula is in `timeline.collective_time_s`.
 
     p2p_bytes_per_s: what one GPU sends to its peer in the next pipeline stage.
-    slowdown_by_memory: relative slow-down of a collective beside an operator that saturates the memory.
+    stall_s: wait for the slowest rank at the start, SMs held. link_bytes_per_s: what many SMs reach.
+    slowdown_by_memory: relative slow-down of a collective beside an operator that saturates the memory;
+    slowdown_by_linear: beside a linear, in addition. product_slowdown: of a linear beside a collective.
     default_sms: SMs that the communication library takes where nobody says how many.
     """
 
@@ -76,6 +78,7 @@ class Links:
     default_sms: int
     slowdown_by_memory: float
     slowdown_by_linear: float
+    product_slowdown: float
     stall_s: float
 
 
@@ -85,8 +88,9 @@ class Power:
 
     static_w: leakage, memory refresh, board. idle_clock_w: clock tree (f V^2). blocking_w: measured draw while blocked
     on a peer. sm_active_w: all SMs issuing (f V^2). *joule_per_flop scale with V^2. sm_collective_w: one SM spinning in
-    a collective (f V^2). Relative voltage = max(voltage_floor, 1 - voltage_slope x (1 - clock ratio)), the bend between
-    the two rounded over about +-2 x voltage_rounding (0: sharp).
+    a collective (f V^2); exposed_w: beyond that, while only a collective runs (f V^2). Relative voltage =
+    max(voltage_floor, 1 - voltage_slope x (1 - clock ratio)), the bend between the two rounded over about
+    +-2 x voltage_rounding (0: sharp).
     """
 
     static_w: float
@@ -99,6 +103,7 @@ class Power:
     joule_per_byte: float
     joule_per_link_byte: float
     sm_collective_w: float
+    exposed_w: float
     voltage_floor: float
     voltage_slope: float
     voltage_rounding: float

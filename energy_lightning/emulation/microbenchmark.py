@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from energy_lightning.workload import Collective, Operator
+from energy_lightning.workload.layers import attention_efficiency
 
 _HIDDEN, _HEADS_PER_GPU, _HEAD_DIM, _SEQUENCE, _SEQUENCES, _GPUS = 2048, 16, 64, 4096, 2, 2
 _VALUE_BYTES = 2  # fp16
@@ -25,6 +26,7 @@ def attention_microbenchmark() -> tuple[tuple[Operator, ...], Collective]:
         return Operator(name, "linear", 2.0 * tokens * inputs * outputs, moved, 1, "fp16")
 
     attention_flops = 4.0 * tokens * _SEQUENCE * width
+    efficiency = attention_efficiency(_SEQUENCE, _HEAD_DIM, causal=False)
     operators = (
         memory("bias_dropout_add", 7.5 * tokens * _HIDDEN, 3),
         memory("layernorm", 2 * tokens * _HIDDEN, 1),
@@ -32,7 +34,13 @@ def attention_microbenchmark() -> tuple[tuple[Operator, ...], Collective]:
         linear("linear_qkv", _HIDDEN, 3 * width),
         memory("rotary", 9 * 2 * tokens * width, 10),
         Operator(
-            "dot_product_attention", "attention", attention_flops, 4 * tokens * width * _VALUE_BYTES, 1, "fp16", 0.94
+            "dot_product_attention",
+            "attention",
+            attention_flops,
+            4 * tokens * width * _VALUE_BYTES,
+            1,
+            "fp16",
+            efficiency,
         ),
         linear("linear_proj", width, _HIDDEN),
     )

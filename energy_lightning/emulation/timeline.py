@@ -1,9 +1,10 @@
 """Time and dynamic energy of one partition, for many configurations at once.
 
 Two streams share one GPU. The compute stream runs operators in order; the collective starts beside one of them on
-SMs of its own. While both run, the operator has fewer SMs and less memory bandwidth, and the collective advances more
-slowly the busier the operator keeps the memory. Rates are constant within (operator, collective running or not), so
-each operator has a closed form and no time stepping is needed; all formulas are elementwise over configurations.
+SMs of its own. While both run, the operator has fewer SMs and less memory bandwidth, matrix products also suffer in the
+caches, and the collective advances more slowly the busier the operator keeps the memory. Rates are constant within
+(operator, collective running or not), so each operator has a closed form and no time stepping is needed; all formulas
+are elementwise over configurations.
 
 Operator alone:  t = (compute^p + issue^p + dram^p + cache^p)^(1/p) + kernels x launch overhead, p = 3 (smooth maximum)
     compute = flops / (efficiencies x peak x clock ratio x SM share)          matrix units
@@ -32,6 +33,11 @@ _MEMORY_BYTES_PER_WIRE_BYTE = 2.0
 # A tile of m x n outputs of a linear takes 2mn FLOPs for every m + n values that it reads of its operands. Tiles of
 # 128 x 256; backward, where an operand is transposed, 128 x 64.
 _FLOPS_PER_CACHED_VALUE = {False: 2 * 128 * 256 / (128 + 256), True: 2 * 128 * 64 / (128 + 64)}
+# Attention keeps its tiles in the SMs, so it suffers less from sharing the caches than a linear; elementwise operators
+# suffer through the device memory alone.
+_SHARE_SLOWED = {"linear": 1.0, "attention": 0.5, "memory": 0.0}
+# One SM feeds several peers at once, though not as fast as several SMs.
+_PEERS_EXPONENT = 0.5
 EXPOSED = -1
 
 
@@ -77,18 +83,32 @@ def _cached_bytes(operator: Operator) -> float:
 
 
 def collective_time_s(collective: Collective, gpu: GPU, configurations: Configurations) -> Floats:
-    """Time (s) of the collective with nothing beside it."""
+    """Time (s) of the collective with nothing beside it: the ranks meet, then its SMs or the links limit it.
+
+    The limit by SMs is a / SMs with a falling as the clock rises; both limits are joined by a smooth maximum.
+    """
     links, threads = gpu.collective, configurations.block_threads / 1024.0
     slower = links.sm_latency_share + (1.0 - links.sm_latency_share) / gpu.clock_ratio(configurations.frequency_mhz)
-    per_sm = links.sm_bytes_per_s * (collective.group_size - 1) * threads**links.threads_exponent / slower
+    peers = (collective.group_size - 1) ** _PEERS_EXPONENT
+    per_sm = links.sm_bytes_per_s * peers * threads**links.threads_exponent / slower
     wire = collective.wire_bytes
-    return wire / (configurations.sm_count * per_sm) + wire / links.link_bytes_per_s + links.latency_s
+    by_sms, by_links = wire / (configurations.sm_count * per_sm), wire / links.link_bytes_per_s
+    return links.stall_s + links.latency_s + np.hypot(by_sms, by_links)
 
 
 def _operator_energy_j(operator: Operator, gpu: GPU, v2: Floats) -> Floats:
     power = gpu.power
     per_flop = power.attention_joule_per_flop if operator.kind == "attention" else power.joule_per_flop
     return operator.flops * per_flop * v2 + operator.bytes * power.joule_per_byte
+
+
+def _side_by_side(operator: Operator, gpu: GPU, c: Configurations, bandwidth: Floats) -> tuple[Floats, Floats]:
+    """Time (s) of `operator` while the collective runs beside it, and the collective's speed relative to alone."""
+    links = gpu.collective
+    time_s, memory_busy = operator_time_s(operator, gpu, c.frequency_mhz, gpu.num_sms - c.sm_count, bandwidth)
+    slowed = 1.0 + _SHARE_SLOWED[operator.kind] * links.product_slowdown
+    beside_linear = links.slowdown_by_linear if operator.kind == "linear" else 0.0
+    return slowed * time_s, 1.0 / (1.0 + links.slowdown_by_memory * memory_busy / slowed + beside_linear)
 
 
 def partition_time_and_energy(
@@ -106,34 +126,28 @@ def partition_time_and_energy(
 
     remaining_s = alone_s.copy()  # of the collective, in seconds of running alone
     exposed = c.launch == EXPOSED
-    time_s = np.where(exposed, remaining_s, 0.0)
-    collective_s, active_s = time_s.copy(), np.zeros(n)
+    exposed_s = np.where(exposed, remaining_s, 0.0)  # only the collective runs
+    together_s, compute_s, energy_j = np.zeros(n), np.zeros(n), np.zeros(n)
     remaining_s = np.where(exposed, 0.0, remaining_s)
-    energy_j = np.zeros(n)
     for i, operator in enumerate(operators):
         solo_s, _ = operator_time_s(operator, gpu, c.frequency_mhz, float(gpu.num_sms), bandwidth)
-        shared_s, memory_busy = operator_time_s(
-            operator, gpu, c.frequency_mhz, gpu.num_sms - c.sm_count, bandwidth - drawn
-        )
-        beside_linear = gpu.collective.slowdown_by_linear if operator.kind == "linear" else 0.0
-        rate = 1.0 / (1.0 + gpu.collective.slowdown_by_memory * memory_busy + beside_linear)
+        shared_s, rate = _side_by_side(operator, gpu, c, bandwidth - drawn)
         before_s = np.where((c.join == i) & (c.launch < i), remaining_s, 0.0)
         remaining_s = remaining_s - before_s
         running = (c.launch <= i) & (remaining_s > 0.0)
-        together_s = np.where(running, np.minimum(shared_s, remaining_s / rate), 0.0)
-        spent_s = together_s + (1.0 - together_s / np.maximum(shared_s, 1e-15)) * solo_s
-        remaining_s = np.where(running, np.maximum(remaining_s - together_s * rate, 0.0), remaining_s)
+        beside_s = np.where(running, np.minimum(shared_s, remaining_s / rate), 0.0)
+        remaining_s = np.where(running, np.maximum(remaining_s - beside_s * rate, 0.0), remaining_s)
         after_s = np.where((c.join == i) & (c.launch == i), remaining_s, 0.0)
         remaining_s = remaining_s - after_s
-        time_s += before_s + spent_s + after_s
-        active_s += spent_s - together_s * c.sm_count / gpu.num_sms
-        collective_s += before_s + together_s + after_s
+        exposed_s += before_s + after_s
+        together_s += beside_s
+        compute_s += beside_s + (1.0 - beside_s / np.maximum(shared_s, 1e-15)) * solo_s
         energy_j += _operator_energy_j(operator, gpu, v2)
-    time_s += remaining_s
-    collective_s += remaining_s
-    if collective:
-        time_s += gpu.collective.stall_s
+    exposed_s += remaining_s
+    time_s = exposed_s + compute_s
     power = gpu.power
-    energy_j += (power.static_w + power.idle_clock_w * fv2) * time_s + power.sm_active_w * fv2 * active_s
-    energy_j += power.sm_collective_w * c.sm_count * fv2 * collective_s + power.joule_per_link_byte * wire
+    active_j = power.sm_active_w * (compute_s - together_s * c.sm_count / gpu.num_sms)
+    collective_j = power.sm_collective_w * c.sm_count * (exposed_s + together_s) + power.exposed_w * exposed_s
+    energy_j += power.static_w * time_s + fv2 * (power.idle_clock_w * time_s + active_j + collective_j)
+    energy_j += power.joule_per_link_byte * wire
     return time_s, energy_j

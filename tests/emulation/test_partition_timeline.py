@@ -23,6 +23,7 @@ from energy_lightning.workload import Collective, Operator, Workload
 A100 = unlimited(GPU.load("a100-sxm4-40gb"))  # lone products would throttle
 OPERATORS, COLLECTIVE = attention_microbenchmark()
 NAMES = [o.name for o in OPERATORS]
+LINKS = A100.collective
 BANDWIDTH = A100.memory.bandwidth_bytes_per_s * A100.memory.bandwidth_efficiency
 
 
@@ -44,19 +45,21 @@ def stepped_s(frequency_mhz: int, sm_count: int, launch: str, join: str | None, 
         shared_s, busy = operator_time_s(
             operator, A100, float(frequency_mhz), A100.num_sms - sm_count, BANDWIDTH - wire_rate
         )
-        slow = A100.collective.slowdown_by_memory * float(busy)
-        slow += A100.collective.slowdown_by_linear if operator.kind == "linear" else 0.0
+        slowed = 1.0 + {"linear": 1.0, "attention": 0.5, "memory": 0.0}[operator.kind] * LINKS.product_slowdown
+        shared_s = slowed * float(shared_s)
+        slow = LINKS.slowdown_by_memory * float(busy) / slowed
+        slow += LINKS.slowdown_by_linear if operator.kind == "linear" else 0.0
         done = 0.0 if solo_s > 0 else 1.0  # an operator of no work takes no time
         while done < 1.0:
             running = launched and remaining_s > 0
-            rate = 1.0 / (float(shared_s) if running else solo_s)
+            rate = 1.0 / (shared_s if running else solo_s)
             dt = min(step_s, (1.0 - done) / rate)
             done += dt * rate + 1e-15
             total_s += dt
             remaining_s -= dt / (1.0 + slow) if running else 0.0
         if join == launch == operator.name and i < len(OPERATORS):
             total_s, remaining_s = total_s + max(remaining_s, 0.0), 0.0
-    return total_s + max(remaining_s, 0.0) + A100.collective.stall_s
+    return total_s + max(remaining_s, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +82,7 @@ def test_closed_form_equals_small_steps(launch: str, join: str | None, sm_count:
 def test_exposed_is_collective_then_compute() -> None:
     found = emulate_partition(OPERATORS, COLLECTIVE, A100, frequency_mhz=1410, sm_count=4)
     compute = emulate_partition(OPERATORS, None, A100, frequency_mhz=1410)
-    assert found.time_s == pytest.approx(compute.time_s + alone_s(1410, 4) + A100.collective.stall_s)
+    assert found.time_s == pytest.approx(compute.time_s + alone_s(1410, 4))
 
 
 def test_a_large_product_runs_at_its_efficiency() -> None:
@@ -94,9 +97,11 @@ def test_a_product_takes_the_inverse_of_the_clock() -> None:
     assert slow.time_s == pytest.approx(2 * fast.time_s, rel=1e-3)
 
 
-def test_collective_follows_a_over_sms_plus_b() -> None:
-    one, two, four = (alone_s(1410, s) for s in (1, 2, 4))
-    assert one - two == pytest.approx(2 * (two - four))
+def test_a_collective_is_limited_by_few_sms_or_by_the_links() -> None:
+    fixed_s = LINKS.stall_s + LINKS.latency_s
+    one, two = (alone_s(1410, s) - fixed_s for s in (1, 2))
+    assert one == pytest.approx(2 * two, rel=0.02)
+    assert alone_s(1410, 107) - fixed_s == pytest.approx(COLLECTIVE.wire_bytes / LINKS.link_bytes_per_s, rel=0.07)
 
 
 def test_batch_equals_scalars() -> None:
