@@ -1,4 +1,4 @@
-"""A run's folder: config.yaml, plan.yaml, measurements.jsonl, metrics.csv, frontier.png, summary.json."""
+"""A run's folder: config.yaml, plan.yaml, measurements.jsonl, metrics.csv, frontier.png, search.png, summary.json."""
 
 from __future__ import annotations
 
@@ -31,6 +31,11 @@ class RunFolder:
     def frontier_picture(self) -> Path:
         """The frontier, the budget, the chosen plan."""
         return self.path / "frontier.png"
+
+    @property
+    def search_picture(self) -> Path:
+        """What the search of each partition found."""
+        return self.path / "search.png"
 
     def read(self) -> dict[str, Any]:
         """The summary so far; EnergyLightningError when there is none."""

@@ -12,7 +12,8 @@ from rich.console import Console
 import energy_lightning
 from energy_lightning.app.folder import RunFolder
 from energy_lightning.frontier import FrontierPoint
-from energy_lightning.report import ComparisonRow, FrontierPicture, draw_frontier, print_comparison
+from energy_lightning.report import ComparisonRow, FrontierPicture, draw_frontier, draw_search, print_comparison
+from energy_lightning.search import Finding
 from energy_lightning.types import Budget, Plan
 
 CHOSEN = "kareus"
@@ -35,6 +36,7 @@ class RunOutcome:
         references: label -> plan to compare with.
         totals: total_energy_j (all GPUs) and total_time_s of the training, where they were accounted.
         num_steps: optimizer steps taken.
+        findings: partition -> what its search measured, empty where nothing was searched.
     """
 
     device: str | None
@@ -47,6 +49,7 @@ class RunOutcome:
     references: Mapping[str, FrontierPoint]
     totals: Mapping[str, float]
     num_steps: int
+    findings: Mapping[str, Sequence[Finding]]
 
     @property
     def job_name(self) -> str:
@@ -84,6 +87,7 @@ class OutcomeRecorder(Callback):
             references={} if found is None else found.references,
             totals=_energy_totals(trainer.callback_metrics),
             num_steps=trainer.global_step,
+            findings=optimizers[0].findings if optimizers else {},
         )
 
 
@@ -111,6 +115,9 @@ def report(
         rows = print_comparison(console, outcome.references, title=title, emulated=outcome.emulated, chosen=CHOSEN)
         draw_frontier(_picture(outcome), folder.frontier_picture)
         console.print(f"Frontier: {folder.frontier_picture}")
+    if outcome.findings:
+        name = f"Search of {outcome.job_name} on {outcome.device}"
+        draw_search(outcome.findings, folder.search_picture, title=name, emulated=outcome.emulated)
     for name, value in after.items():
         console.print(f"Validation {name}: " + (f"{before[name]:.4f} -> " if name in before else "") + f"{value:.4f}")
     folder.update(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from energy_lightning.app.settings import build_workload
@@ -12,7 +12,7 @@ from energy_lightning.callbacks.spaces import useful_frequencies
 from energy_lightning.emulation import GPU
 from energy_lightning.emulation.planning import METHODS, PlanPoint, plan_frontier
 from energy_lightning.frontier import FrontierPoint, choose, pareto_front
-from energy_lightning.report.planning import BASELINE_METHOD, PlannedJob
+from energy_lightning.report.planning import BASELINE_METHOD, PlannedJob, method_name, plan_of
 from energy_lightning.types import Budget, BudgetError, ConfigError
 from energy_lightning.workload import Workload, preset_names
 
@@ -104,7 +104,8 @@ def plan_job(request: PlanRequest, note: Callable[[str], None] = lambda _: None)
         note(method)
         frontiers[method] = _frontier(request, method)
         if method in _CONTAINS_BASELINE:
-            frontiers[method] = _merged(frontiers[BASELINE_METHOD] + frontiers[method])
+            plain = [_labelled(point, method) for point in frontiers[BASELINE_METHOD]]
+            frontiers[method] = _merged(plain + frontiers[method])
     baseline_s = frontiers[BASELINE_METHOD][0].time_s
     return PlannedJob(
         job=describe_workload(request.workload),
@@ -131,6 +132,10 @@ def _per_gpu(point: PlanPoint, request: PlanRequest) -> FrontierPoint:
     energy_j = point.energy_j / request.workload.num_gpus
     plan = point.plan.with_prediction(point.time_s, energy_j, emulated=True)
     return FrontierPoint(point.time_s, energy_j, plan)
+
+
+def _labelled(point: FrontierPoint, method: str) -> FrontierPoint:
+    return replace(point, choice=replace(plan_of(point), label=method_name(method)))
 
 
 def _merged(points: list[FrontierPoint]) -> list[FrontierPoint]:

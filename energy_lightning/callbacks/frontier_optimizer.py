@@ -19,7 +19,7 @@ from energy_lightning.callbacks.job import JobStrategy, job_of, on_rank_zero, sa
 from energy_lightning.callbacks.spaces import partition_tasks
 from energy_lightning.frontier import FrontierPoint
 from energy_lightning.measure import AppendLog, MeasurementStore, Request, run_hash, save_plan
-from energy_lightning.search import BatchSizes
+from energy_lightning.search import BatchSizes, Finding
 from energy_lightning.types import Budget, BudgetError, Measurement, Plan, StrategyError
 
 MEASUREMENTS_FILE = "measurements.jsonl"
@@ -65,6 +65,7 @@ class FrontierOptimizerMixin:
         self._made_for: dict[str, Any] | None = None  # what `outcome` holds for, None while it may still get better
         self.outcome: Outcome | None = None
         self.history: list[dict[str, Any]] = []
+        self.findings: dict[str, list[Finding]] = {}  # on rank 0: partition -> what its search measured, in order
 
     @property
     def plan(self) -> Plan | None:
@@ -205,6 +206,7 @@ class FrontierOptimizerMixin:
             save_plan(path, outcome.plan, run=job.run_key(), budget=budget, references=references)
         except OSError as error:
             notes.append(f"the plan cannot be written to {path} ({error}); it runs all the same")
+        self.findings = self._search.findings()
         notes.append(f"{_summary(outcome, budget)} ({path})")
         return outcome, self._search.history, notes
 

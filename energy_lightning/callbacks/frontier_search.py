@@ -12,7 +12,7 @@ import numpy as np
 from energy_lightning.callbacks.composition import IterationCosts, Outcome, compose_outcome
 from energy_lightning.callbacks.spaces import PartitionTask
 from energy_lightning.measure import MeasurementStore, PartitionConfig, Request
-from energy_lightning.search import BatchSizes, MultiPassOptimizer
+from energy_lightning.search import BatchSizes, Finding, MultiPassOptimizer
 from energy_lightning.types import Budget, Measurement
 
 
@@ -95,6 +95,10 @@ class FrontierSearch:
         searches = sum(0 if o.done else max(0, o.most - o.num_told) for o in self._optimizers.values())
         queued = sum(config.partition not in self._optimizers for config in self._queue)
         return max(searches + queued, len(self._queue))
+
+    def findings(self) -> dict[str, list[Finding]]:
+        """Partition -> what its search measured and which pass proposed it, in the order of measuring."""
+        return {name: optimizer.history() for name, optimizer in self._optimizers.items() if optimizer.num_told}
 
     def outcome(self, budget: Budget) -> Outcome:
         """Frontiers and choice from all measurements so far; errors as in `compose_outcome`."""
