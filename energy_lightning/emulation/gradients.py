@@ -6,7 +6,8 @@ reduced as soon as backward has filled it, one after the other. With T the backw
     backward   |== bucket 0 ==|== bucket 1 ==| ...  == bucket n-1 ==|
     reduction                 |- c -|        |- c -|          ...   |- c -|         exposed: max(c, n c - T (n-1) / n)
 
-What is hidden takes its SMs from the backward meanwhile, which lengthens it by SMs lent / SMs of the time hidden.
+What is hidden takes its SMs from the backward meanwhile and slows its products (`product_slowdown`), as any collective
+does; that lengthens the backward.
 Not modelled: a smaller first bucket, contention for memory and links with the backward's own collectives.
 """
 
@@ -46,7 +47,10 @@ def reduce_gradients(
     exposed_s = max(one.time_s, everything.time_s - backward_s * (num_buckets - 1) / num_buckets)
     hidden_s = everything.time_s - exposed_s
     sm_count = gpu.collective.default_sms if schedule is None or schedule.sm_count is None else schedule.sm_count
-    slowed_s = hidden_s * sm_count / gpu.num_sms
+    pace = (1.0 - sm_count / gpu.num_sms) / (1.0 + gpu.collective.product_slowdown)
+    slowed_s = hidden_s * (1.0 - pace)
     idle = gpu.voltage_squared(frequency_mhz) * gpu.clock_ratio(frequency_mhz) * gpu.power.idle_clock_w
-    drawn_anyway_w = gpu.power.static_w + float(idle)  # while hidden, counted with the backward
-    return Estimate(exposed_s + slowed_s, everything.energy_j - drawn_anyway_w * (hidden_s - slowed_s))
+    bare = gpu.with_constants(power__static_w=0.0, power__idle_clock_w=0.0, power__exposed_w=0.0)
+    own_w = emulate_scheduled(replace(gradients, collective=bucket), bare, frequency_mhz, schedule).power_w
+    energy_j = one.power_w * exposed_s + own_w * hidden_s + (gpu.power.static_w + float(idle)) * slowed_s
+    return Estimate(exposed_s + slowed_s, energy_j)

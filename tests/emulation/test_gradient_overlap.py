@@ -37,7 +37,8 @@ def walked_s(num_buckets: int, one_s: float, backward_s: float, share: float) ->
 def test_buckets_are_reduced_as_they_fill(num_buckets: int, backward_in_buckets: float) -> None:
     one_s = bucket_s()
     found = reduce_gradients(gradients(num_buckets), A100, 1410, None, backward_in_buckets * one_s)
-    expected_s = walked_s(num_buckets, one_s, backward_in_buckets * one_s, A100.collective.default_sms / A100.num_sms)
+    pace = (1 - A100.collective.default_sms / A100.num_sms) / (1 + A100.collective.product_slowdown)
+    expected_s = walked_s(num_buckets, one_s, backward_in_buckets * one_s, 1 - pace)
     assert found.time_s == pytest.approx(expected_s)
 
 
@@ -49,12 +50,14 @@ def test_nothing_to_hide_behind_costs_all_of_it_and_held_back_too() -> None:
 
 
 def test_hidden_reduction_draws_its_own_energy_only() -> None:
-    hidden = reduce_gradients(gradients(40), A100, 1410, Schedule(sm_count=4), 10.0)
-    one = emulate_scheduled(gradients(1), A100, 1410, Schedule(sm_count=4))
-    own_w = one.power_w - A100.power.static_w - A100.power.idle_clock_w
-    assert own_w > 0
-    idle_j = (A100.power.static_w + A100.power.idle_clock_w) * hidden.time_s
-    assert hidden.energy_j == pytest.approx(40 * own_w * one.time_s + idle_j)
+    schedule = Schedule(sm_count=4)
+    one = emulate_scheduled(gradients(1), A100, 1410, schedule)
+    power, wire_bytes = A100.power, 2 * 3 / 4 * BUCKET_BYTES
+    own_j = power.joule_per_link_byte * wire_bytes + power.sm_collective_w * 4 * one.time_s
+    drawn_anyway_w = power.static_w + power.idle_clock_w
+    hidden = reduce_gradients(gradients(40), A100, 1410, schedule, 10.0)
+    slowed_s = hidden.time_s - one.time_s  # 39 buckets are hidden, the last is not
+    assert hidden.energy_j == pytest.approx(39 * own_j + one.energy_j + drawn_anyway_w * slowed_s)
 
 
 def test_fewer_sms_disturb_less_where_the_backward_is_long() -> None:
