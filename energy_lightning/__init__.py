@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         KareusStrategy,
         PartitionProfiler,
     )
-    from energy_lightning.predict import EnergyLens
+    from energy_lightning.predict import EnergyLens, FineTuningEnergy, SpeedupLaw
     from energy_lightning.types import Budget, EnergyLightningError, Measurement, PhasePlan, Plan, Schedule
     from energy_lightning.workload import Workload
 
@@ -34,6 +34,7 @@ __all__ = [
     "EnergyLens",
     "EnergyLightningError",
     "EnergyMonitor",
+    "FineTuningEnergy",
     "FrequencyController",
     "FrontierOptimizer",
     "KareusStrategy",
@@ -42,6 +43,7 @@ __all__ = [
     "PhasePlan",
     "Plan",
     "Schedule",
+    "SpeedupLaw",
     "Workload",
     "__version__",
 ]
@@ -54,7 +56,7 @@ _NAMES_IN = {
         "KareusStrategy",
         "PartitionProfiler",
     ),
-    "energy_lightning.predict": ("EnergyLens",),
+    "energy_lightning.predict": ("EnergyLens", "FineTuningEnergy", "SpeedupLaw"),
     "energy_lightning.types": ("Budget", "EnergyLightningError", "Measurement", "PhasePlan", "Plan", "Schedule"),
     "energy_lightning.workload": ("Workload",),
 }

@@ -8,17 +8,24 @@ from energy_lightning.predict.columns import (
     PredictionWarning,
     UnitWarning,
 )
+from energy_lightning.predict.finetuning import FineTuningEnergy
 from energy_lightning.predict.lens import EnergyLens
+from energy_lightning.predict.proxies import Proxies, sizes_of_config
+from energy_lightning.predict.speedup import SpeedupLaw
 
 __all__ = [
     "EnergyLens",
     "FallbackWarning",
+    "FineTuningEnergy",
     "OutOfRangeWarning",
     "PredictionError",
     "PredictionWarning",
+    "Proxies",
     "Scores",
+    "SpeedupLaw",
     "UnitWarning",
     "mape_pct",
     "pairwise_pct",
     "scores",
+    "sizes_of_config",
 ]

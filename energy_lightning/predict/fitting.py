@@ -2,8 +2,8 @@
 
 Robust: minimises  sum_i w_i rho(r_i / scale) + sum_k ((theta_k - mean_k) / deviation_k)^2 / 2  with r = ln(predicted /
 measured) and rho the pseudo-Huber loss: relative errors count alike in both directions, outliers grow linearly, and
-parameters that the table says little about stay at their priors. Analytic gradients, trust-region least squares, several starts.
-Published: mean absolute percentage error by L-BFGS-B from uniform random starts, no priors.
+parameters that the table says little about stay at their priors. Analytic gradients, trust-region least squares,
+several starts. Published: mean absolute percentage error by L-BFGS-B from uniform random starts, no priors.
 """
 
 from __future__ import annotations
