@@ -21,8 +21,8 @@ from energy_lightning.emulation.gpu import GPU
 from energy_lightning.types import Schedule
 from energy_lightning.workload import Partition
 
-BUCKET_BYTES = 25 * 2**20
-"""PyTorch's default (bucket_cap_mb=25)."""
+BUCKET_BYTES = 80e6
+"""Megatron-LM's default: 40 million parameters of 2 bytes. PyTorch's 25 MiB expose less and wait for ranks more."""
 HELD_BACK = "end"
 """`Schedule.launch` of "grad_bucket" that reduces only when backward is over."""
 
