@@ -88,9 +88,9 @@ class Power:
 
     static_w: leakage, memory refresh, board. idle_clock_w: clock tree (f V^2). blocking_w: measured draw while blocked
     on a peer. sm_active_w: all SMs issuing (f V^2). *joule_per_flop scale with V^2. sm_collective_w: one SM spinning in
-    a collective (f V^2); exposed_w: beyond that, while only a collective runs (f V^2). Relative voltage =
-    max(voltage_floor, 1 - voltage_slope x (1 - clock ratio)), the bend between the two rounded over about
-    +-2 x voltage_rounding (0: sharp).
+    a collective (f V^2); exposed_w: caches and memory controllers that nothing but a collective keeps awake, while it
+    alone runs at the links' full rate (f V^2). Relative voltage = max(voltage_floor, 1 - voltage_slope x (1 - clock
+    ratio)), the bend between the two rounded over about +-2 x voltage_rounding (0: sharp).
     """
 
     static_w: float

@@ -93,7 +93,8 @@ def collective_time_s(collective: Collective, gpu: GPU, configurations: Configur
     per_sm = links.sm_bytes_per_s * peers * threads**links.threads_exponent / slower
     wire = collective.wire_bytes
     by_sms, by_links = wire / (configurations.sm_count * per_sm), wire / links.link_bytes_per_s
-    return links.stall_s + links.latency_s + np.hypot(by_sms, by_links)
+    moving_s: Floats = np.hypot(by_sms, by_links)
+    return links.stall_s + links.latency_s + moving_s
 
 
 def _operator_energy_j(operator: Operator, gpu: GPU, v2: Floats) -> Floats:
@@ -147,7 +148,8 @@ def partition_time_and_energy(
     time_s = exposed_s + compute_s
     power = gpu.power
     active_j = power.sm_active_w * (compute_s - together_s * c.sm_count / gpu.num_sms)
-    collective_j = power.sm_collective_w * c.sm_count * (exposed_s + together_s) + power.exposed_w * exposed_s
+    full_rate_s = exposed_s * wire / gpu.collective.link_bytes_per_s / np.maximum(alone_s, 1e-12)
+    collective_j = power.sm_collective_w * c.sm_count * (exposed_s + together_s) + power.exposed_w * full_rate_s
     energy_j += power.static_w * time_s + fv2 * (power.idle_clock_w * time_s + active_j + collective_j)
     energy_j += power.joule_per_link_byte * wire
     return time_s, energy_j
