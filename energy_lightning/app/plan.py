@@ -93,7 +93,7 @@ def _write_chosen(planned: PlannedJob, request: PlanRequest, folder: RunFolder) 
     run |= {"workload": request.workload.key()}
     save_plan(folder.path / "plan.yaml", plan, run=run, budget=planned.budget, references=references)
     iteration = emulate_iteration(request.workload, request.gpu, plan)
-    draw_pipeline(iteration, folder.path / "pipeline.png", title=f"{name}, {planned.title}")
+    draw_pipeline(iteration, folder.path / "pipeline.png", title=f"{name}: {planned.picture_title}")
     folder.update(
         status=COMPLETED,
         workload=request.workload.key(),

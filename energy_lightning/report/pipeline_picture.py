@@ -73,7 +73,7 @@ def draw_pipeline(iteration: IterationResult, path: Path, *, title: str, emulate
 
     num_stages, bars = len(iteration.stages), phase_bars(iteration)
     most_phases = max(len(lane) for lane in bars)
-    size_in = (float(np.clip(5.0 + 0.3 * most_phases, 10.0, 26.0)), float(np.clip(1.6 + 0.9 * num_stages, 2.8, 16.0)))
+    size_in = (float(np.clip(5.0 + 0.3 * most_phases, 10.0, 26.0)), float(np.clip(1.8 + 0.9 * num_stages, 3.0, 16.0)))
     figure = Figure(figsize=size_in, dpi=_DPI, layout="constrained")
     FigureCanvasAgg(figure)  # no display, whatever the user's matplotlib is set to
     axes, font = figure.add_subplot(), float(np.clip(size_in[0], 10.0, 18.0))
@@ -85,7 +85,7 @@ def draw_pipeline(iteration: IterationResult, path: Path, *, title: str, emulate
     axes.tick_params(axis="y", length=0)
     axes.tick_params(labelsize=font)
     axes.set_xlabel(f"Time ({unit})", fontsize=font)
-    axes.set_title(f"{title} (EMULATED)" if emulated else title, fontsize=1.2 * font)
+    axes.set_title(f"{title} (EMULATED)" if emulated else title, fontsize=1.1 * font)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, format="png")
     return path

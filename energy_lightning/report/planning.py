@@ -52,6 +52,11 @@ class PlannedJob:
         """Job and GPUs."""
         return f"{self.job} on {self.num_gpus} x {self.gpu}"
 
+    @property
+    def picture_title(self) -> str:
+        """Job and GPUs in two lines."""
+        return f"{self.job}\non {self.num_gpus} x {self.gpu}"
+
 
 def method_name(method: str) -> str:
     """As people read it: words instead of underscores."""
@@ -118,7 +123,7 @@ def frontier_picture(planned: PlannedJob) -> FrontierPicture:
     if chosen is not None:
         plans[method_name(planned.method)] = chosen
     return FrontierPicture(
-        title=f"{planned.job}\non {planned.num_gpus} x {planned.gpu}",
+        title=planned.picture_title,
         frontiers={method_name(m): points for m, points in planned.frontiers.items() if m != BASELINE_METHOD},
         plans=plans,
         chosen=None if chosen is None else method_name(planned.method),

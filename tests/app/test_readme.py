@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
-COMMANDS = [line for language, block in BLOCKS if language == "bash" for line in block.splitlines()]
+COMMANDS = [line for language, block in BLOCKS if language == "bash" for line in block.replace("\\\n", "").splitlines()]
 
 SHORT = [
     "trainer.max_steps=2",
@@ -23,6 +23,8 @@ SHORT = [
     "data.max_length=16",
 ]
 SHORT += ["trainer.accelerator=cpu", "validate_first=false", "+trainer.enable_progress_bar=false"]
+
+PLANNED_SHORT = ["points=3", "frequencies_mhz=[1110,1260,1410]", "compare_with=[]"]
 
 # What the README's snippets take for granted, in a file that Lightning's other ranks run again.
 BEFORE = """
@@ -64,7 +66,9 @@ def test_python_blocks_run_as_one_script(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", [line for line in COMMANDS if not line.startswith("make ")])
 def test_commands_run(line: str, tmp_path: Path) -> None:
     program, *arguments = shlex.split(line)
-    short = SHORT if "--multirun" not in line else [*SHORT, "model=bert_small", "model.config.hidden_size=32"]
+    short = PLANNED_SHORT if " plan " in line else SHORT
+    if "--multirun" in line:
+        short = [*SHORT, "model=bert_small", "model.config.hidden_size=32"]
     modules = {"energy-lightning": ["-m", "energy_lightning.app"], "torchrun": ["-m", "torch.distributed.run"]}
     run([sys.executable, *modules[program], *arguments, *short], tmp_path)
     summaries = list(tmp_path.rglob("summary.json"))
