@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from energy_lightning.callbacks.composition import IterationCosts, Outcome, compose_outcome
 from energy_lightning.callbacks.spaces import PartitionTask, partition_tasks
 from energy_lightning.device import open_device
-from energy_lightning.emulation import GPU, emulate_scheduled
+from energy_lightning.emulation import GPU
+from energy_lightning.emulation.gradients import emulate_added
 from energy_lightning.measure import PartitionConfig
 from energy_lightning.types import Budget, Measurement
 from energy_lightning.workload import Workload
@@ -32,15 +33,15 @@ def rehearse(workload: Workload, gpu_name: str, budget: Budget) -> Outcome:
         )
     finally:
         device.close()
-    return compose_outcome(tasks, emulate_all(tasks, gpu), costs, budget)
+    return compose_outcome(tasks, emulate_all(workload, tasks, gpu), costs, budget)
 
 
-def emulate_all(tasks: Sequence[PartitionTask], gpu: GPU) -> dict[PartitionConfig, Measurement]:
-    """Time and energy per GPU of one execution of every configuration of every task."""
+def emulate_all(workload: Workload, tasks: Sequence[PartitionTask], gpu: GPU) -> dict[PartitionConfig, Measurement]:
+    """Time and energy per GPU that one execution of every configuration of every task adds to an iteration."""
     measured = {}
     for task in tasks:
         candidates = () if task.space is None else (task.config(task.space[i]) for i in range(len(task.space)))
         for config in dict.fromkeys((*task.fixed, *candidates)):
-            estimate = emulate_scheduled(task.partition, gpu, config.frequency_mhz, config.schedule)
+            estimate = emulate_added(workload, task.partition, gpu, config.frequency_mhz, config.schedule)
             measured[config] = Measurement(time_s=estimate.time_s, energy_j=estimate.energy_j, source="emulated")
     return measured

@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from energy_lightning.emulation import GPU, Estimate, emulate_iteration_end, emulate_phase, emulate_scheduled
+from energy_lightning.emulation import GPU, Estimate, emulate_iteration_end, emulate_phase
 from energy_lightning.emulation.gpu import Floats
+from energy_lightning.emulation.gradients import emulate_added
 from energy_lightning.emulation.thermal import heat, leakage_w
 from energy_lightning.emulation.throttling import Rows, unlimited, within_power_limit
 from energy_lightning.types import DeviceError, EnergySource, PhasePlan, Schedule
@@ -119,7 +120,10 @@ class EmulatedDevice:
     # work
 
     def run_partition(self, partition: Partition, schedule: Schedule | None = None, *, repeats: int = 1) -> Estimate:
-        """Execute `partition` `repeats` times; returns what one execution took (noise and heat included)."""
+        """Execute `partition` `repeats` times; returns what one execution took (noise and heat included).
+
+        "grad_bucket" is executed behind the workload's sequential backward, of which nothing is counted.
+        """
         return self._run(("partition", partition, schedule), repeats)
 
     def run_phase(self, phase_plan: PhasePlan, *, repeats: int = 1) -> Estimate:
@@ -172,7 +176,7 @@ class EmulatedDevice:
         gpu = unlimited(self.gpu)
         if isinstance(subject, Partition):
             assert schedule is None or isinstance(schedule, Schedule)
-            return emulate_scheduled(subject, gpu, frequency_mhz, schedule)
+            return emulate_added(self.workload, subject, gpu, frequency_mhz, schedule, stage=self.stage)
         assert isinstance(subject, PhasePlan)
         phase_plan = replace(subject, frequency_mhz=frequency_mhz)
         estimate = emulate_phase if work[0] == "phase" else emulate_iteration_end

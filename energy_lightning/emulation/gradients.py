@@ -16,10 +16,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from energy_lightning.emulation.estimates import Estimate, emulate_scheduled
+from energy_lightning.emulation.estimates import Estimate, emulate_phase, emulate_scheduled
 from energy_lightning.emulation.gpu import GPU
-from energy_lightning.types import Schedule
-from energy_lightning.workload import Partition
+from energy_lightning.types import PhasePlan, Schedule
+from energy_lightning.workload import Partition, Workload
 
 BUCKET_BYTES = 80e6
 """Megatron-LM's default: 40 million parameters of 2 bytes. PyTorch's 25 MiB expose less and wait for ranks more."""
@@ -54,3 +54,17 @@ def reduce_gradients(
     own_w = emulate_scheduled(replace(gradients, collective=bucket), bare, frequency_mhz, schedule).power_w
     energy_j = one.power_w * exposed_s + own_w * hidden_s + (gpu.power.static_w + float(idle)) * slowed_s
     return Estimate(exposed_s + slowed_s, energy_j)
+
+
+def emulate_added(
+    workload: Workload, partition: Partition, gpu: GPU, frequency_mhz: int, schedule: Schedule | None, *, stage: int = 0
+) -> Estimate:
+    """What one execution of `partition` adds to an iteration, for callers that sum partitions.
+
+    That is the partition itself (`emulate_scheduled`), but of "grad_bucket" what a sequential backward at the same
+    clock leaves exposed.
+    """
+    if partition.key != "grad_bucket":
+        return emulate_scheduled(partition, gpu, frequency_mhz, schedule)
+    backward_s = emulate_phase(workload, gpu, PhasePlan("backward", frequency_mhz), stage=stage).time_s
+    return reduce_gradients(partition, gpu, frequency_mhz, schedule, backward_s)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from energy_lightning.types import WorkloadError
 from energy_lightning.workload.operators import DTYPE_BYTES
+from energy_lightning.workload.shape import ModelShape
 
 if TYPE_CHECKING:
     from energy_lightning.workload.job import Workload
@@ -28,7 +29,9 @@ def is_count(value: Any) -> bool:
 
 
 def check_sizes(w: Workload) -> None:
-    """WorkloadError for a size, format or switch that has no meaning."""
+    """WorkloadError for a model, size, format or switch that has no meaning."""
+    if not isinstance(w.model, ModelShape):
+        raise WorkloadError(f"model must be a ModelShape (Workload.preset takes names), got {w.model!r}")
     name = w.model.name
     for field in _COUNTS:
         value = getattr(w, field)

@@ -144,7 +144,8 @@ class Workload:
 
         The phase's time is the sum over partitions of count x time: with nanobatches, "fwd_edge"/"bwd_edge" holds the
         first compute and the trailing collective, which nothing hides. "*_rest", "grad_bucket" and "optimizer" are
-        sequential in both modes.
+        sequential in both modes. Fully sharded, "fwd_gather", "bwd_gather" and "bwd_scatter" are the collectives that
+        no compute hides, and a sequential segment's own collective is a partition for itself ("fwd_attn_reduce").
 
         Raises:
             WorkloadError: no such stage or phase.

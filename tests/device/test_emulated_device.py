@@ -32,6 +32,17 @@ def test_a_step_takes_what_emulate_iteration_says() -> None:
     assert device.energy_j() == pytest.approx(expected.energy_per_gpu_j)
 
 
+def test_partitions_add_up_to_a_step_of_data_parallel_replicas() -> None:
+    w = LLAMA.with_sizes(data_parallel=4)
+    device = EmulatedDevice(COLD, w)
+    for phase in ("forward", "backward", "iteration"):
+        for partition in w.partitions(phase, nanobatched=False):  # type: ignore[arg-type]
+            device.run_partition(partition, repeats=partition.count)
+    expected = emulate_iteration(w, COLD, Plan.sequential(1410))
+    assert device.now_s() == pytest.approx(expected.time_s)
+    assert device.energy_j() == pytest.approx(expected.energy_per_gpu_j)
+
+
 def test_a_partition_runs_its_schedule_at_the_locked_clock() -> None:
     device = EmulatedDevice(COLD, LLAMA)
     device.lock_frequency(900)

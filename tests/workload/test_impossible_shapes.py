@@ -104,6 +104,11 @@ def test_what_cannot_be_split_names_value_and_remedy(preset: str, sizes: dict[st
         Workload.preset(preset, **sizes)
 
 
+def test_a_name_is_no_model() -> None:
+    with pytest.raises(WorkloadError, match=r"model must be a ModelShape .*, got 'llama3\.2_3b'"):
+        Workload(model="llama3.2_3b")  # type: ignore[arg-type]
+
+
 def test_every_size_offered_instead_is_accepted() -> None:
     with pytest.raises(WorkloadError) as caught:
         Workload.preset("llama3.2_3b", context_parallel=5, sequence_length=96)
