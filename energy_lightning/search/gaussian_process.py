@@ -72,13 +72,6 @@ class GaussianProcess:
         std: Floats = self._scale * np.sqrt(np.maximum(self._variance, 1e-12))
         return std
 
-    @property
-    def resolvable_std(self) -> Floats:
-        """Standard deviation (N,) by which one measurement would move a mean: `std`, less what noise hides."""
-        variance = np.maximum(self._variance, 1e-12)
-        resolvable: Floats = self._scale * variance / np.sqrt(variance + self._noise)
-        return resolvable
-
     def assume_measured(self, candidate: int) -> None:
         """Shrink the variances as if `candidate` had been measured at its mean (which moves no mean). O(n N)."""
         covariance = self._kernel(np.array(candidate), self._everything)

@@ -16,10 +16,11 @@ from threadpoolctl import threadpool_limits
 
 from energy_lightning.frontier import pareto_front
 from energy_lightning.search.acquisition import expected_improvement, improvement
+from energy_lightning.search.design import levels, take_balanced
 from energy_lightning.search.features import features
 from energy_lightning.search.gaussian_process import GaussianProcess
 from energy_lightning.search.history import Observations
-from energy_lightning.search.proposer import INITIAL, BatchSizes, Prediction, take_random
+from energy_lightning.search.proposer import INITIAL, BatchSizes, Prediction
 from energy_lightning.search.space import Floats, SearchSpace
 
 _RENEWED = 32  # scores computed at once
@@ -34,13 +35,13 @@ class GreedyPasses:
 
     def __init__(self, space: SearchSpace, sizes: BatchSizes | None = None, prior: Floats | None = None) -> None:
         self.sizes = sizes or DEFAULT_SIZES
-        self._features = features(space, prior)
+        self._features, self._levels = features(space, prior), levels(space)
         self._log_prior = None if prior is None else np.log(prior)
 
     def propose(
         self, seen: Observations, open_: NDArray[np.intp], count: int, rng: np.random.Generator
     ) -> Sequence[int]:
-        """Expected improvement once the initial sample is there; before, the prior's front and random candidates."""
+        """Expected improvement once the initial sample is there; before, the prior's front and a balanced sample."""
         if len(seen) < self.sizes.initial:
             return self._initial(open_, count, rng)
         with threadpool_limits(1, user_api="blas"):  # matrices this small only lose by threads, much so on busy cores
@@ -60,7 +61,7 @@ class GreedyPasses:
         scores, chosen = np.full(len(mean), -np.inf), []
         scores[open_] = np.inf
         for _ in range(count):
-            std = np.stack([model.resolvable_std for model in models], axis=1)
+            std = np.stack([model.std for model in models], axis=1)
             front = points[pareto_front(points[:, 0], points[:, 1])]
             renewed = np.zeros(len(mean), dtype=bool)
             while not renewed[best := int(np.argmax(scores))]:
@@ -98,7 +99,7 @@ class GreedyPasses:
         return 0.0 if self._log_prior is None else self._log_prior
 
     def _initial(self, open_: NDArray[np.intp], count: int, rng: np.random.Generator) -> list[int]:
-        """Half from the prior's front, by greedy hypervolume improvement; the rest anywhere."""
+        """Half from the prior's front, by greedy hypervolume improvement; the rest balanced over all values."""
         chosen: list[int] = []
         if self._log_prior is not None:
             points = self._log_prior[open_]
@@ -110,4 +111,6 @@ class GreedyPasses:
                 if gains.max() <= 0.0:
                     break
                 chosen.append(int(open_[np.argmax(gains)]))
-        return chosen + take_random(np.setdiff1d(open_, chosen), count - len(chosen), rng)
+        left = np.setdiff1d(open_, chosen)
+        closed = np.setdiff1d(np.arange(len(self._levels)), left)
+        return chosen + take_balanced(self._levels, closed, left, count - len(chosen), rng)

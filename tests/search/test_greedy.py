@@ -32,7 +32,7 @@ def test_renewing_only_the_highest_scores_chooses_what_renewing_all_does(seed: i
     reference = np.minimum(ends.min(axis=0) + module._REACH, ends.max(axis=0) + module._BEYOND)
     expected: list[int] = []
     for _ in range(12):
-        std = np.stack([model.resolvable_std for model in models], axis=1)
+        std = np.stack([model.std for model in models], axis=1)
         front = points[pareto_front(*points.T)]
         scores = expected_improvement(front, mean, std, tuple(reference)) + 1e-9 * std.prod(axis=1)
         left = np.setdiff1d(open_, expected)
