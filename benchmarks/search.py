@@ -1,20 +1,24 @@
 """How much of a measured time-energy front each kind of search finds, and how long one decision takes.
 
-    python benchmarks/search.py --data DIR [--seeds 20] [--quick]
+    python benchmarks/search.py --data DIR [--seeds 20] [--only NAME ...] [--cache DIR] [--jobs 2]
 
 Tables: DIR/overlap_microbench.csv replayed (measured on 2 A100s), and partitions of three workloads on the emulated
 A100-SXM4-40GB with 1.5% noise on what the search sees (emulated). Gap = 1 - hypervolume found / hypervolume of the
 whole table, both of true values, scaled so that the least time and energy are 0, and 1.6 x the least time and the 95th
-percentile of energy are 1; reference (1.1, 1.1). Seeds are paired: run k of every method draws from seed k.
+percentile of energy are 1; reference (1.1, 1.1). Seeds are paired: run k of every method draws from seed k, and meets
+the same noise. Runs found in the folder of --cache are not repeated: empty it after a change of the code.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import functools
+import json
+import multiprocessing
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +32,9 @@ from energy_lightning.workload import Workload
 WINDOW_S, COOL_DOWN_S = 5.0, 5.0  # per measured configuration, as published
 WORKLOADS = {"llama3.2_3b_tp8": "fwd_attn", "qwen3_1.7b_tp4": "bwd_mlp", "llama3.1_8b_tp4": "fwd_mlp"}
 PUBLISHED = {64: BatchSizes(32, 8, 4, 0.0), 112: BatchSizes(48, 16, 4, 0.0), 224: BatchSizes(96, 32, 4, 0.0)}
-OURS = BatchSizes(12, 4, 25, 0.0)
-CHECKPOINTS = (32, 48, 64, 72, 112)
+PRIORS = ("tilted", "doubled", "shuffled")
+OURS = BatchSizes(12, 4, 53, 0.0)  # batches of 4, beyond 112 measured of 16
+CHECKPOINTS = (64, 72, 112, 224)
 
 
 @dataclass(frozen=True)
@@ -90,22 +95,19 @@ def emulated_partition(workload: str, key: str) -> Table:
     return Table(f"{workload} {key} (emulated)", space, time_s, energy_j, gpu.static_power_w, noise=0.015)
 
 
-def wrong_prior(table: Table, seed: int) -> Table:
-    """The same table with a prior that misjudges clock and SM count by up to a fifth, as an emulator would."""
+def wrong_prior(table: Table, kind: str, seed: int) -> Table:
+    """The same table with a prior: "tilted" along clock and SM count by up to a fifth, "doubled", or "shuffled"."""
     rng = np.random.default_rng(seed)
-    tilt = rng.uniform(-0.2, 0.2, (2, 2))
-    scaled = np.stack([_unit(table.space.column(name)) for name in ("frequency_mhz", "sm_count")])
-    values = np.stack([table.time_s, table.energy_j]) * np.exp(tilt @ scaled)
-    prior = {tuple(table.space[i].items()): tuple(values[:, i]) for i in range(len(table.space))}
-    return Table(
-        table.name,
-        table.space,
-        table.time_s,
-        table.energy_j,
-        table.static_power_w,
-        table.noise,
-        lambda config: prior[tuple(config.items())],
-    )
+    values = np.stack([table.time_s, table.energy_j])
+    if kind == "tilted":
+        scaled = np.stack([_unit(table.space.column(name)) for name in ("frequency_mhz", "sm_count")])
+        values = values * np.exp(rng.uniform(-0.2, 0.2, (2, 2)) @ scaled)
+    elif kind == "doubled":
+        values = 2.0 * values
+    else:
+        values = values[:, rng.permutation(len(table.space))]
+    prior = {tuple(table.space[i].items()): (float(values[0, i]), float(values[1, i])) for i in range(len(table.space))}
+    return replace(table, prior=lambda config: prior[tuple(config.items())])
 
 
 def _unit(values: list[Any]) -> np.ndarray:
@@ -113,52 +115,87 @@ def _unit(values: list[Any]) -> np.ndarray:
     return (numbers - numbers.min()) / np.ptp(numbers)
 
 
-def replay(
-    table: Table, passes: str, seed: int, sizes: BatchSizes | None, checkpoints: Iterable[int]
-) -> dict[int, float]:
-    """Gap (fraction) at each number of measurements, and under key -1 the number at which the search stopped."""
-    prior = table.prior if passes == "default" else None
+def replay(table: Table, passes: str, seed: int, sizes: BatchSizes | None) -> list[int]:
+    """The candidates that one search measured, in order."""
     search = MultiPassOptimizer(
-        table.space, static_power_w=table.static_power_w, seed=seed, passes=passes, prior=prior, sizes=sizes
+        table.space, static_power_w=table.static_power_w, seed=seed, passes=passes, prior=table.prior, sizes=sizes
     )
     factors = np.exp(table.noise * np.random.default_rng(seed).standard_normal((2, len(table.space))))
     measured: list[int] = []
     while not search.done:
-        for config in search.ask():
+        for config in search.ask(16 if sizes == OURS and len(measured) >= 112 else None):
             i = table.space.index(config)
             measured.append(i)
             search.tell(config, time_s=table.time_s[i] * factors[0, i], energy_j=table.energy_j[i] * factors[1, i])
-    return {n: table.gap(measured[:n]) for n in checkpoints} | {-1: len(measured), -2: table.gap(measured)}
+    return measured
 
 
-def compare(table: Table, seeds: range) -> None:
-    """Print the medians (and interquartile ranges) of the gaps of every method on one table."""
-    print(f"\n{table.name}: {len(table.space)} configurations, noise {table.noise:.1%}, {len(seeds)} seeds")
-    print(f"{'method':34s} {'measured':>8s} {'gap, median':>12s} {'(quartiles)':>17s} {'windows + cool-down':>20s}")
-    for n, sizes in PUBLISHED.items():
-        _row("random", n, [replay(table, "random", s, BatchSizes(n, 1, 0), [n])[n] for s in seeds])
-        _row(
-            f"published ({sizes.initial} + 4 x {sizes.batch})",
-            n,
-            [replay(table, "published", s, sizes, [n])[n] for s in seeds],
-        )
-    _ours("default", [replay(table, "default", s, OURS, CHECKPOINTS) for s in seeds], CHECKPOINTS)
-    stopped = [replay(table, "default", s, None, []) for s in seeds]
-    _row("default, stopping by itself", round(np.median([r[-1] for r in stopped])), [r[-2] for r in stopped])
-    if table.noise:
-        runs = [replay(wrong_prior(table, s), "default", s, OURS, CHECKPOINTS) for s in seeds]
-        _ours("default, prior off by up to 20%", runs, CHECKPOINTS)
+def one_run(seed: int, name: str, method: str, data: Path | None, cache: Path | None) -> list[int]:
+    """`replay` of a method (a key of METHODS), kept in the cache."""
+    file = None if cache is None else cache / f"{name}-{method}-{seed}.json".replace(" ", "_")
+    if file is not None and file.exists():
+        return list(json.loads(file.read_text()))
+    passes, sizes, prior = METHODS[method]
+    table = load(name, data)
+    measured = replay(wrong_prior(table, prior, seed) if prior else table, passes, seed, sizes)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(measured))
+    return measured
 
 
-def _ours(name: str, runs: list[dict[int, float]], checkpoints: Iterable[int]) -> None:
-    for n in checkpoints:
-        _row(name, n, [run[n] for run in runs])
+METHODS: dict[str, tuple[str, BatchSizes | None, str]] = {
+    "random": ("random", BatchSizes(224, 1, 0), ""),
+    **{f"published {n}": ("published", sizes, "") for n, sizes in PUBLISHED.items()},
+    "default": ("default", OURS, ""),
+    "default, stopping by itself": ("default", None, ""),
+    **{f"default, prior {kind}": ("default", BatchSizes(12, 4, 25, 0.0), kind) for kind in PRIORS},
+}
 
 
-def _row(name: str, measured: int, gaps: list[float]) -> None:
-    low, median, high = np.percentile(gaps, [25, 50, 75]) * 100.0
-    seconds = measured * (WINDOW_S + COOL_DOWN_S)
-    print(f"{name:34s} {measured:8d} {median:11.2f}% {f'({low:.2f}-{high:.2f})':>17s} {seconds:18.0f} s", flush=True)
+def load(name: str, data: Path | None) -> Table:
+    """A table by its name: "overlap", or a key of WORKLOADS."""
+    if name != "overlap":
+        return emulated_partition(name, WORKLOADS[name])
+    assert data is not None
+    return measured_overlap(data / "overlap_microbench.csv")
+
+
+def compare(name: str, seeds: int, data: Path | None, cache: Path | None, jobs: int) -> None:
+    """Print medians and quartiles of the gaps of every method on one table, and what the published quality costs."""
+    table = load(name, data)
+    print(f"\n{table.name}: {len(table.space)} configurations, noise {table.noise:.1%}, {seeds} seeds")
+    print("| method | measured | gap, median | quartiles | windows + cool-downs, s |")
+    print("| --- | ---: | ---: | ---: | ---: |")
+    runs: dict[str, list[list[int]]] = {}
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        for method in METHODS:
+            if table.noise or "prior" not in method:
+                work = functools.partial(one_run, name=name, method=method, data=data, cache=cache)
+                runs[method] = pool.map(work, range(seeds), chunksize=1)
+                _rows(table, method, runs[method])
+    for n in PUBLISHED:
+        shares = [_share(table, *pair) for pair in zip(runs["default"], runs[f"published {n}"], strict=True)]
+        low, median, high = np.percentile(shares, [25, 50, 75])
+        print(f"published quality at {n}: {median:.0%} of its measuring time ({low:.0%}-{high:.0%})", flush=True)
+
+
+def _rows(table: Table, method: str, runs: list[list[int]]) -> None:
+    ends = CHECKPOINTS if method in ("random", "default") or "prior" in method else (max(map(len, runs)),)
+    for end in ends:
+        if end > max(map(len, runs)):
+            continue
+        low, median, high = np.percentile([table.gap(run[:end]) for run in runs], [25, 50, 75]) * 100.0
+        num_measured = float(np.median([len(run[:end]) for run in runs]))
+        seconds = num_measured * (WINDOW_S + COOL_DOWN_S)
+        print(f"| {method} | {num_measured:.0f} | {median:.2f}% | {low:.2f}-{high:.2f} | {seconds:.0f} |", flush=True)
+
+
+def _share(table: Table, ours: list[int], theirs: list[int]) -> float:
+    """Share of `theirs`' measuring time after which `ours` is as good; 1 if never."""
+    goal = table.gap(theirs)
+    needed = next((n for n in range(1, len(ours) + 1) if table.gap(ours[:n]) <= goal), len(theirs))
+    return needed / len(theirs)
 
 
 def decision_time(repeats: int) -> None:
@@ -170,7 +207,7 @@ def decision_time(repeats: int) -> None:
     )
     print("\none decision (fit + score 720 candidates + choose 32), seconds of one core, median:")
     for passes in ("default", "published"):
-        for num_told in (48, 96, 192):
+        for num_told in (48, 96, 192, 224):
             elapsed_s = [_one_decision(space, passes, num_told, seed) for seed in range(repeats)]
             print(f"  {passes:10s} {num_told:4d} measured: {np.median(elapsed_s):.3f} s", flush=True)
 
@@ -193,14 +230,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder with overlap_microbench.csv; without it emulated tables only")
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--quick", action="store_true", help="measured table only")
+    parser.add_argument("--only", nargs="+", default=["decision", "overlap", *WORKLOADS], help="pieces to run")
+    parser.add_argument("--cache", type=Path, help="folder that keeps finished runs")
+    parser.add_argument("--jobs", type=int, default=2)
     arguments = parser.parse_args()
-    decision_time(5)
-    if arguments.data is not None:
-        compare(measured_overlap(arguments.data / "overlap_microbench.csv"), range(arguments.seeds))
-    if not arguments.quick:
-        for workload, key in WORKLOADS.items():
-            compare(emulated_partition(workload, key), range(arguments.seeds))
+    if "decision" in arguments.only:
+        decision_time(5)
+    for name in ("overlap", *WORKLOADS):
+        if name in arguments.only and (name != "overlap" or arguments.data is not None):
+            compare(name, arguments.seeds, arguments.data, arguments.cache, arguments.jobs)
 
 
 if __name__ == "__main__":
