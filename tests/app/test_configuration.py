@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -15,6 +16,7 @@ from energy_lightning.app.configuration import (
     group_options,
     split_flags,
 )
+from energy_lightning.app.settings import build_workload
 from energy_lightning.search import PASSES
 from energy_lightning.tasks.sources import SOURCES
 from energy_lightning.types import Budget, ConfigError
@@ -31,6 +33,11 @@ OPTIONS = group_options(FOLDERS)
         ["model=llama", "data=shakespeare", "trainer.devices=2", "tensor_parallel_size=2"],
         ["budget=max_throughput,min_energy"],
         ["workload=llama3.2_3b_tp8", "workload.microbatch_size=4"],
+        [
+            "workload=llama3.2_3b_fsdp8",
+            "workload.data_parallel_kind=fully_sharded",
+            "workload.layers_per_stage=[15,13]",
+        ],
         ["model.config.hidden_size=64", "model=llama", "+trainer.fast_dev_run=true", "hydra.run.dir=x", "~plan"],
     ],
 )
@@ -53,6 +60,16 @@ def test_documented_overrides_are_accepted(arguments: list[str]) -> None:
 def test_unknown_ones_name_what_is_allowed(argument: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_overrides([argument], FOLDERS)
+
+
+def test_overrides_of_a_rehearsed_job_reach_its_workload() -> None:
+    overrides = ["workload=preset", "workload.preset=llama3.2_3b_pp2", "workload.layers_per_stage=[15,13]"]
+    overrides += ["workload.data_parallel=4", "workload.data_parallel_kind=fully_sharded"]
+    values: Any = OmegaConf.to_container(compose_config(overrides, FOLDERS).workload, resolve=True)
+    workload = build_workload(values)
+    assert workload is not None
+    assert workload.fully_sharded
+    assert (workload.num_replicas, workload.layers_per_stage) == (4, (15, 13))
 
 
 def test_every_choice_composes_and_means_something() -> None:
