@@ -223,13 +223,21 @@ class Workload:
         return ShardedStage(layer_bytes, root_bytes, self.layers_per_stage[stage], self.num_replicas)
 
     def _iteration_end(self, stage: int) -> tuple[Partition, ...]:
-        """Gradient reduction over whole replicas, and AdamW on float32 master weights (of a GPU's shard)."""
-        parameters = self.parameters_per_gpu(stage)
-        own = parameters / self.num_replicas if self.fully_sharded else parameters
-        moved = own * (30.0 if DTYPE_BYTES[self.dtype] == 2 else 28.0)  # gradient, weight, two moments
+        """Gradient reduction over whole replicas, and AdamW on float32 master weights (of a GPU's shard).
+
+        First and last stage each hold a tied embedding and sum its gradients, as Megatron-LM does.
+        """
+        value_bytes = DTYPE_BYTES[self.dtype]
+        shards = self.num_replicas if self.fully_sharded else 1
+        own = self.parameters_per_gpu(stage) / shards
+        moved = own * (30.0 if value_bytes == 2 else 28.0)  # gradient, weight, two moments
         optimizer = Operator("optimizer_0", "memory", 0.0, moved, 4, self.dtype)
         step = Partition("optimizer", (optimizer,), None, 1, False)
-        if self.num_replicas == 1 or self.fully_sharded or not self.communication:
+        if not self.communication:
             return (step,)
-        gradients = Collective("all_reduce", parameters * DTYPE_BYTES[self.dtype], self.num_replicas)
-        return Partition("grad_bucket", (), gradients, 1, False), step
+        collectives = []
+        if self.num_replicas > 1 and not self.fully_sharded:
+            collectives.append(("grad_bucket", Collective("all_reduce", own * value_bytes, self.num_replicas)))
+        if self.model.tied_embeddings and self.pipeline_parallel > 1 and (root := self._root_parameters(stage)):
+            collectives.append(("grad_embedding", Collective("all_reduce", root / shards * value_bytes, 2)))
+        return *(Partition(key, (), collective, 1, False) for key, collective in collectives), step

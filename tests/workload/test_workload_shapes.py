@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from energy_lightning.types import WorkloadError
-from energy_lightning.workload import ModelShape, Workload, preset_names
+from energy_lightning.workload import Collective, ModelShape, Workload, preset_names
 
 
 def flops(workload: Workload, phase: str, stage: int = 0) -> float:
@@ -85,6 +85,20 @@ def test_gradients_are_reduced_over_replicas_only() -> None:
     (bucket, _) = Workload.preset("bert_base_dp4").partitions("iteration", nanobatched=False)
     assert bucket.collective is not None
     assert bucket.collective.group_size == 4
+
+
+def test_first_and_last_stage_sum_the_gradients_of_a_tied_embedding() -> None:
+    w = Workload.preset("llama3.2_3b_tp8_pp3_dp2")
+    ends = [{p.key: p.collective for p in w.partitions("iteration", stage=s, nanobatched=False)} for s in range(3)]
+    assert [list(end) for end in ends] == [
+        ["grad_bucket", "grad_embedding", "optimizer"],
+        ["grad_bucket", "optimizer"],
+        ["grad_bucket", "grad_embedding", "optimizer"],
+    ]
+    for end in (ends[0], ends[2]):
+        assert end["grad_embedding"] == Collective("all_reduce", 128256 * 3072 / 8 * 2, 2)
+    alone = Workload.preset("llama3.1_8b_tp8_pp2")  # a head of its own
+    assert [p.key for p in alone.partitions("iteration", nanobatched=False)] == ["optimizer"]
 
 
 def test_sequence_parallelism_thins_the_glue_only() -> None:
