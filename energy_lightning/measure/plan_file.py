@@ -96,8 +96,9 @@ def check_plan(plan: Plan, device: Device, workload: Workload | None = None) -> 
     """Refuse a plan that this GPU or this job cannot run.
 
     Raises PlanError naming the place, the value and what is allowed: a clock the GPU does not have, more SMs than it
-    has, a partition or launch point the job does not have.
+    has, a partition or launch point the job does not have, more than one stage, microbatches that differ.
     """
+    _check_uniform(plan)
     for s, stage in enumerate(plan.stages):
         known = None if workload is None else _partitions(workload)
         for i, phase in enumerate(stage):
@@ -105,6 +106,23 @@ def check_plan(plan: Plan, device: Device, workload: Workload | None = None) -> 
             _check_frequency(phase, device, where)
             for key, schedule in phase.schedules.items():
                 _check_schedule(schedule, key, device, known, f"{where}.schedules.{key}")
+
+
+def _check_uniform(plan: Plan) -> None:
+    """A training runs one pipeline stage, and every microbatch of it alike."""
+    name = plan.label or "the plan"
+    if len(plan.stages) > 1:
+        raise PlanError(
+            f"{name} is for {len(plan.stages)} pipeline stages; a training runs plans of one stage. Plan the job with "
+            "pipeline_parallel=1, or give each stage's part to its own runtime"
+        )
+    for kind in ("forward", "backward"):
+        different = {phase for phase in plan.stages[0] if phase.phase == kind}
+        if len(different) != 1:
+            raise PlanError(
+                f"{name} has {len(different)} different {kind} phases; a training runs every microbatch alike. Edit "
+                f"the plan to one {kind}, or choose another point of the frontier"
+            )
 
 
 def _check_frequency(phase: PhasePlan, device: Device, where: str) -> None:

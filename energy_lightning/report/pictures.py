@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from energy_lightning.types import Budget
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+_METHODS = {"kareus": "#d55e00", "perseus": "#0072b2", "nanobatch perseus": "#009e73"}  # the same in every picture
 _COLOURS = ("#999999", "#0072b2", "#009e73", "#d55e00", "#cc79a7")  # Okabe and Ito (2008): told apart by all readers
 _MARKERS = ("o", "s", "^", "D", "v")
 
@@ -66,8 +68,9 @@ def draw_frontier(picture: FrontierPicture, path: Path) -> Path:
             zorder=0,
         )
     units = _units(picture)
-    for (label, points), colour in zip(picture.frontiers.items(), _COLOURS, strict=False):
-        _draw_points(axes, points, units, label=f"{label} frontier", colour=colour)
+    spare = itertools.cycle(colour for colour in _COLOURS if colour not in _METHODS.values())
+    for label, points in picture.frontiers.items():
+        _draw_points(axes, points, units, label=f"{label} frontier", colour=_METHODS.get(label) or next(spare))
     _draw_plans(axes, picture, units)
     _draw_budget(axes, picture, units)
     axes.set_xlabel(f"Time of one iteration ({units.time})")

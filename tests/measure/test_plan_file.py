@@ -81,6 +81,23 @@ def test_a_missing_or_binary_file_is_a_named_error(tmp_path: Path) -> None:
         load_plan(tmp_path / "picture.png")
 
 
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ((PLAN.stages[0],) * 4, "is for 4 pipeline stages; a training runs plans of one stage"),
+        (((*PLAN.stages[0], PhasePlan("forward", 900)),), "has 2 different forward phases"),
+        (((FORWARD,),), "has 0 different backward phases"),
+    ],
+)
+def test_a_plan_that_a_training_cannot_follow_is_refused(
+    stages: tuple[tuple[PhasePlan, ...], ...], message: str
+) -> None:
+    with pytest.raises(PlanError, match=message):
+        check_plan(Plan(stages), ScriptedDevice())
+    check_plan(Plan(PLAN.stages * 1), ScriptedDevice())
+    check_plan(Plan((PLAN.stages[0] * 8,)), ScriptedDevice())
+
+
 def test_a_plan_that_fits_passes() -> None:
     check_plan(PLAN, ScriptedDevice(), WORKLOAD)
     check_plan(Plan.sequential(), ScriptedDevice())
