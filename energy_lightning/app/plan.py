@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from energy_lightning.app.folder import COMPLETED, FAILED, RUNNING, RunFolder
+from energy_lightning.app.folder import COMPLETED, FAILED, INTERRUPTED, RUNNING, RunFolder
 from energy_lightning.app.hydra_jobs import checked_arguments, exit_code, run_hydra
 from energy_lightning.app.planning import NO_JOB, PlanRequest, plan_job, refuse_unmet_budget
 from energy_lightning.app.settings import check_missing
@@ -47,6 +47,10 @@ def run_plan(config: Any, path: Path) -> str:
             print(f"error: {error}", file=sys.stderr)
             folder.update(status=FAILED, error=str(error))
             return FAILED
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        folder.update(status=INTERRUPTED, error="interrupted by the user")
+        raise SystemExit(130) from None  # as shells count an interrupt
     except OSError as error:
         place = "give another folder with output_dir=FOLDER"
         print(f"error: cannot write into {path}: {error.strerror or error}; {place}", file=sys.stderr)
@@ -65,7 +69,10 @@ def _run_in(folder: RunFolder, config: Any) -> None:
     folder.path.mkdir(parents=True, exist_ok=True)
     OmegaConf.save(config, folder.config, resolve=True)
     folder.update(status=RUNNING, error=None, emulated=True, device=request.gpu.display_name)
+    folder.update(over_memory=request.over_memory or None)
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
+    if request.over_memory:
+        console.print(f"OVER MEMORY: {request.over_memory}", highlight=False, soft_wrap=True)
     with console.status("") as status:
         planned = plan_job(request, lambda method: status.update(f"planning {method_name(method)} ..."))
     _show(console, planned, folder)

@@ -9,11 +9,11 @@ from typing import Any
 
 from energy_lightning.app.settings import build_workload
 from energy_lightning.callbacks.spaces import useful_frequencies
-from energy_lightning.emulation import GPU
+from energy_lightning.emulation import GPU, check_memory
 from energy_lightning.emulation.planning import METHODS, PlanPoint, plan_frontier
 from energy_lightning.frontier import FrontierPoint, choose, pareto_front
 from energy_lightning.report.planning import BASELINE_METHOD, PlannedJob, method_name, plan_of
-from energy_lightning.types import Budget, BudgetError, ConfigError
+from energy_lightning.types import Budget, BudgetError, ConfigError, WorkloadError
 from energy_lightning.workload import Workload, preset_names
 
 NO_JOB = f"plan needs a job: workload=NAME with one of {', '.join(preset_names())}"
@@ -32,6 +32,7 @@ class PlanRequest:
         methods: all methods to plan with; `method` and BASELINE_METHOD are among them.
         frequencies_mhz: clocks to plan with, ascending.
         points: most plans of a frontier.
+        over_memory: by how much the job exceeds the GPUs' memory, in words; "" where it fits.
     """
 
     workload: Workload
@@ -41,6 +42,7 @@ class PlanRequest:
     methods: tuple[str, ...]
     frequencies_mhz: tuple[int, ...]
     points: int
+    over_memory: str = ""
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> PlanRequest:
@@ -65,7 +67,19 @@ class PlanRequest:
             methods=methods,
             frequencies_mhz=_frequencies(values["frequencies_mhz"], gpu),
             points=points,
+            over_memory=_over_memory(workload, gpu, allowed=bool(values["allow_over_memory"])),
         )
+
+
+def _over_memory(workload: Workload, gpu: GPU, *, allowed: bool) -> str:
+    try:
+        check_memory(workload, gpu)
+    except WorkloadError as error:
+        if not allowed:
+            remedy = "Sizes are set as workload.NAME=VALUE; to plan the job all the same: allow_over_memory=true"
+            raise WorkloadError(f"{error}. {remedy}") from error
+        return str(error)
+    return ""
 
 
 def _listed(value: Any, name: str) -> Sequence[Any]:
@@ -94,11 +108,7 @@ def _frequencies(wanted_mhz: Any, gpu: GPU) -> tuple[int, ...]:
 
 
 def plan_job(request: PlanRequest, note: Callable[[str], None] = lambda _: None) -> PlannedJob:
-    """Frontiers of all methods, and what each has for the budget. `note` is told the method that is planned next.
-
-    Raises:
-        WorkloadError: the job does not fit into the GPUs' memory.
-    """
+    """Frontiers of all methods, and what each has for the budget. `note` is told the method that is planned next."""
     frontiers: dict[str, list[FrontierPoint]] = {}
     for method in request.methods:
         note(method)
@@ -119,11 +129,12 @@ def plan_job(request: PlanRequest, note: Callable[[str], None] = lambda _: None)
 
 
 def _frontier(request: PlanRequest, method: str) -> list[FrontierPoint]:
+    """Memory was judged with the request."""
     clocks_mhz = request.frequencies_mhz
     if method == BASELINE_METHOD:
         clocks_mhz = (request.gpu.max_frequency_mhz,)
     found = plan_frontier(
-        request.workload, request.gpu, method=method, frequencies_mhz=clocks_mhz, points=request.points
+        request.workload, request.gpu, method, clocks_mhz, points=request.points, allow_over_memory=True
     )
     return [_per_gpu(point, request) for point in found]
 

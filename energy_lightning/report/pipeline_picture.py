@@ -132,9 +132,8 @@ def _fill(canvas: _Canvas, iteration: IterationResult, lanes: list[list[Bar]], e
     chain = [lanes[stage][number] for stage, number in critical_path([stage.phases for stage in iteration.stages])]
     outline = float(np.clip(width_px * 0.12, 1.2, 2.0))
     add(chain, facecolors="none", edgecolors=_CRITICAL, linewidths=outline, zorder=3)
-    _number(
-        canvas, [bar for bar in flat if (bar.end_s - bar.start_s) * canvas.px_per_s >= _PX_PER_DIGIT * len(bar.text)]
-    )
+    if width_px >= _PX_PER_DIGIT * max(len(bar.text) for bar in flat):
+        _number(canvas, flat)
     return phases
 
 
@@ -160,10 +159,12 @@ def _corners(bars: Sequence[Bar], per_s: float) -> list[np.ndarray]:
 
 
 def _number(canvas: _Canvas, bars: Sequence[Bar]) -> None:
-    """Each bar's microbatch in its middle."""
+    """Each bar's microbatch in its middle, where the bar is wide enough."""
     low_w, high_w = canvas.limits_w
     style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8, "zorder": 4, "clip_on": True}
     for bar in bars:
+        if (bar.end_s - bar.start_s) * canvas.px_per_s < _PX_PER_DIGIT * len(bar.text):
+            continue
         colour = "white" if bar.power_w > low_w + 0.6 * (high_w - low_w) else "black"
         x, y = (bar.start_s + bar.end_s) / 2 * canvas.per_s, bar.stage + sum(bar.part) / 2
         canvas.axes.text(x, y, bar.text, color=colour, **style)

@@ -177,7 +177,7 @@ def test_help_has_examples_and_every_setting(capsys: pytest.CaptureFixture[str])
 @pytest.fixture(scope="module")
 def values() -> dict[str, Any]:
     """The default settings of a job."""
-    config = compose_config(["workload.preset=llama3.2_3b"], [conf_dir()], "plan")
+    config = compose_config(["workload.preset=llama3.2_3b_tp8", "workload.microbatch_size=2"], [conf_dir()], "plan")
     config.output_dir = "unused"
     return cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
 
@@ -191,6 +191,7 @@ def values() -> dict[str, Any]:
         ("device", {"gpu": "a100"}, "unknown GPU 'a100'; did you mean a100-pcie-80gb, a100-sxm4-40gb"),
         ("device", {"gpu": None}, "plan emulates a GPU: device.gpu=NAME with one of a100-pcie-80gb"),
         ("budget", {"max_slowdown": -1}, "finite number >= 0"),
+        ("workload", {"microbatch_size": 64}, "to plan the job all the same: allow_over_memory=true"),
         ("", {"method": "kareuss"}, "unknown method 'kareuss'; did you mean kareus? known: max_frequency, perseus"),
         ("", {"compare_with": ["zeus"]}, "unknown method 'zeus'"),
         ("", {"compare_with": "perseus"}, "compare_with must be a list"),
@@ -213,6 +214,13 @@ def test_the_default_clocks_are_the_published_ones_on_an_a100_and_useful_ones_el
     request = PlanRequest.from_values({**values, "device": {"gpu": "h100-sxm"}})
     assert request.frequencies_mhz[-1] == request.gpu.max_frequency_mhz
     assert 8 <= len(request.frequencies_mhz) <= 18
+
+
+def test_a_job_over_memory_may_be_planned_and_says_so(values: dict[str, Any]) -> None:
+    big = {**values, "workload": {**values["workload"], "microbatch_size": 64}, "allow_over_memory": True}
+    assert "GB more than the 42.4 GB" in PlanRequest.from_values(big).over_memory
+    small = {**big, "workload": {**values["workload"], "microbatch_size": 1}}
+    assert PlanRequest.from_values(small).over_memory == ""
 
 
 def test_a_request_holds_the_method_and_the_baseline_once(values: dict[str, Any]) -> None:
