@@ -2,6 +2,9 @@
 
     lock -> warm-up runs -> is the clock the one asked for? -> [window: n runs, one energy reading] -> cool-down
 
+With a `precision` the window ends early once time and energy are known well enough (see `adaptive_window`), and the
+cool-down is shorter in the same proportion, so that the GPU is busy for the same share of the time.
+
 The device's clock decides what "5 s" means: seconds on a real GPU, virtual (and free) seconds on an emulated one.
 """
 
@@ -12,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from energy_lightning.measure.adaptive import LAP_S, Precision, WindowResult, adaptive_window
 from energy_lightning.measure.configuration import PartitionConfig
 from energy_lightning.measure.energy import WindowReading
 from energy_lightning.measure.meter import EnergyMeter
@@ -87,6 +91,9 @@ class WindowSettings:
         cool_down_s: idle time after it, so that one window's heat does not raise the leakage of the next.
         warmup_runs: executions before the window; they also tell how long one takes.
         max_retries: further tries when the clock is not the one asked for, or the energy reading is void.
+        precision: None: every window is `window_s` long. Else it ends once half the width of the 95% confidence
+            interval of time and of energy is at most this fraction of each, `window_s` being the most.
+        least_window_s: the least length then.
         clock_tolerance_mhz: how far the clock seen may lie from the clock asked for; half of NVIDIA's 15 MHz steps, so
             that a neighbouring clock does not pass for the one asked for.
     """
@@ -95,12 +102,19 @@ class WindowSettings:
     cool_down_s: float = 5.0
     warmup_runs: int = 5
     max_retries: int = 2
+    precision: float | None = None
+    least_window_s: float = 2.0
     clock_tolerance_mhz: int = 7
 
     def __post_init__(self) -> None:
         if not (0.0 < self.window_s < math.inf and 0.0 <= self.cool_down_s < math.inf):  # NaN fails too
             raise EnergyLightningError(
                 f"need window_s > 0 and cool_down_s >= 0, both finite, got {self.window_s} and {self.cool_down_s}"
+            )
+        if not (self.precision is None or 0.0 < self.precision < 1.0) or not 0.0 < self.least_window_s < math.inf:
+            raise EnergyLightningError(
+                f"need precision None or from 0 to 1 (exclusive) and least_window_s > 0, got {self.precision}, "
+                f"{self.least_window_s}"
             )
         if self.warmup_runs < 1 or self.max_retries < 0 or self.clock_tolerance_mhz < 0:
             raise EnergyLightningError(
@@ -117,12 +131,21 @@ class PartitionMeter:
         runner: executes partitions on it.
         settings: window, cool-down, retries.
         refresh_s: how often the energy counter moves (see `probe_refresh_s`); shorter windows are void.
+        agree: turns one rank's wish to end a window into the decision of all; needed with a `precision` where a
+            partition's collective spans ranks.
     """
 
     def __init__(
-        self, device: Device, runner: PartitionRunner, settings: WindowSettings | None = None, *, refresh_s: float = 0.0
+        self,
+        device: Device,
+        runner: PartitionRunner,
+        settings: WindowSettings | None = None,
+        *,
+        refresh_s: float = 0.0,
+        agree: Callable[[bool], bool] = bool,
     ) -> None:
         self._device, self._runner, self._settings = device, runner, settings or WindowSettings()
+        self._agree = agree
         self._meter = EnergyMeter(device, refresh_s=refresh_s)
         self._lowest_capped_mhz: dict[str, int] = {}  # partition -> clock that was not to be had after all retries
         self.window_time_s = 0.0  # of the device's clock, inside windows
@@ -164,7 +187,7 @@ class PartitionMeter:
         self._meter.close()
 
     def _attempt(self, run: Run, config: PartitionConfig, *, is_last: bool) -> Measurement:
-        device, settings = self._device, self._settings
+        device, cool_down_s = self._device, self._settings.cool_down_s
         try:
             if device.can_lock_frequency:
                 device.lock_frequency(config.frequency_mhz)
@@ -172,17 +195,28 @@ class PartitionMeter:
             fault = self._clock_fault(config)
             if fault is not None and not is_last:
                 return self._result(config, run_time_s, None, fault)
-            num_runs = max(1, math.ceil(settings.window_s / run_time_s))
-            self._meter.start(synchronize=True)
-            run(num_runs)
-            reading = self._meter.stop(synchronize=True)
+            window = self._window(run, run_time_s)
+            reading = window.reading
             self.window_time_s += reading.time_s
+            if self._settings.precision is not None:
+                cool_down_s *= min(1.0, reading.time_s / self._settings.window_s)
             void = None if reading.source == "none" else reading.invalid_reason  # time alone is worth having
-            fault = self._clock_fault(config) or void
-            return self._result(config, reading.time_s / num_runs, _per_run(reading, num_runs), fault)
+            return self._result(config, window.time_s, window.energy_j, self._clock_fault(config) or void)
         finally:
-            device.idle(settings.cool_down_s)
-            self.cool_down_time_s += settings.cool_down_s
+            device.idle(cool_down_s)
+            self.cool_down_time_s += cool_down_s
+
+    def _window(self, run: Run, run_time_s: float) -> WindowResult:
+        settings = self._settings
+        if settings.precision is not None:
+            num_runs = max(1, round(LAP_S / run_time_s))
+            precision = Precision(settings.precision, settings.least_window_s, settings.window_s)
+            return adaptive_window(self._device, self._meter, run, num_runs, precision, self._agree)
+        num_runs = max(1, math.ceil(settings.window_s / run_time_s))
+        self._meter.start(synchronize=True)
+        run(num_runs)
+        reading = self._meter.stop(synchronize=True)
+        return WindowResult(reading.time_s / num_runs, _per_run(reading, num_runs), reading)
 
     def _warm_up(self, run: Run) -> float:
         """Run a few times; returns the time of one execution in s."""
