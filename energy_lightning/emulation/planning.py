@@ -81,7 +81,7 @@ def plan_frontier(
         _stage_options(workload, gpu, method, clocks),
         gpu.blocking_power_w,
     )
-    found = [_point(workload, gpu, plan, method) for plan in trace_frontier(problem, points)]
+    found = [_point(workload, gpu, plan, method) for plan in trace_frontier(problem, points, refine=False)]
     kept = pareto_front([point.time_s for point in found], [point.energy_j for point in found])
     return [found[i] for i in kept]
 

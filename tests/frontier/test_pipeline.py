@@ -173,3 +173,14 @@ def test_bad_problems_are_named(change: dict[str, object], message: str) -> None
             Option(value, 1.0)
     with pytest.raises(FrontierError, match="at least one point"):
         trace_frontier(problem(), points=0)
+
+
+def test_a_frontier_without_refinement_is_nearly_as_good() -> None:
+    p = problem(num_stages=2, num_microbatches=5)
+    rough, fine = (trace_frontier(p, 3, refine=refine) for refine in (False, True))
+    for plan in rough:
+        assert replayed(p, dict(plan.knobs)) == pytest.approx((plan.time_s, plan.energy_j))
+        best_j = min((q.energy_j for q in fine if q.time_s <= plan.time_s), default=math.inf)
+        assert plan.energy_j <= best_j * 1.02
+    assert rough[0].time_s == pytest.approx(fine[0].time_s)
+    assert fine[-1].energy_j <= rough[-1].energy_j * (1 + 1e-9)
