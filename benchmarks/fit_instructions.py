@@ -6,9 +6,8 @@
     python benchmarks/fit_instructions.py --keep-apart stages   fit without the last stage, print its errors
 
 Data: --data DIR, else $ENERGY_LIGHTNING_DATA, else ../shared/data beside the checkout. The constants below are fitted
-to time and energy of all stages and both instructions together, at the clocks that the power limit leaves alone. Static
-power and clock tree add up to the power that was measured while blocked; no efficiency lifts a product over the peak;
-everything else is another GPU's or the datasheet's.
+to time and energy of all stages and both instructions together, at the clocks that the power limit leaves alone. No
+efficiency lifts a product over the peak. Everything else is measured, assumed, another GPU's or the datasheet's.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ _BOUNDS = {
     "compute__linear_efficiency": (0.4, 1.0),
     "compute__gradient_efficiency": (0.8, 1.2),
     "memory__cache_bytes_per_s": (1e12, 1.5e13),
-    "power__static_w": (20.0, 55.0),
     "power__sm_active_w": (20.0, 250.0),
     "power__joule_per_flop": (1.2e-12, 4e-12),
     "power__voltage_floor": (0.6, 0.95),
@@ -71,12 +69,11 @@ def built(gpu: GPU, x: Floats) -> GPU:
     constants = dict(zip(_BOUNDS, np.exp(x).tolist(), strict=True))
     peak_share = constants["compute__linear_efficiency"]
     constants["compute__gradient_efficiency"] = min(constants["compute__gradient_efficiency"], 1.0 / peak_share)
-    per_flop, static_w = constants["power__joule_per_flop"], constants["power__static_w"]
+    per_flop = constants["power__joule_per_flop"]
     ratio = gpu.power.attention_joule_per_flop / gpu.power.joule_per_flop
     return gpu.with_constants(
         **constants,
         power__attention_joule_per_flop=ratio * per_flop,
-        power__idle_clock_w=gpu.blocking_power_w - static_w,
     )
 
 
@@ -126,7 +123,7 @@ def apart(rows: Sequence[InstructionRows], how: str) -> tuple[list[InstructionRo
 
 def print_constants(gpu: GPU) -> None:
     print()
-    for name in (*_BOUNDS, "power__attention_joule_per_flop", "power__idle_clock_w"):
+    for name in (*_BOUNDS, "power__attention_joule_per_flop"):
         section, _, constant = name.partition("__")
         print(f"{gpu.name} {name:34} {getattr(getattr(gpu, section), constant):.4g}")
 
