@@ -8,6 +8,7 @@ from energy_lightning.predict.columns import (
     PredictionWarning,
     UnitWarning,
 )
+from energy_lightning.predict.discovery import FormulaSearch
 from energy_lightning.predict.finetuning import FineTuningEnergy
 from energy_lightning.predict.lens import EnergyLens
 from energy_lightning.predict.proxies import Proxies, sizes_of_config
@@ -17,6 +18,7 @@ __all__ = [
     "EnergyLens",
     "FallbackWarning",
     "FineTuningEnergy",
+    "FormulaSearch",
     "OutOfRangeWarning",
     "PredictionError",
     "PredictionWarning",

@@ -40,9 +40,7 @@ class Chooser:
                 )
             energy_j = np.where(latency <= max_latency, energy_j, np.inf)
         best = int(np.argmin(energy_j))
-        row = rows(table, np.array([best])).iloc[0].copy()
-        row["predicted_energy_j"] = float(energy_j[best])
-        return row
+        return rows(table, np.array([best])).assign(predicted_energy_j=energy_j[best]).iloc[0]
 
     def pareto(self, table: Any, *, latency_column: str | None = None) -> Any:
         """Rows (a DataFrame) that no other row beats in both, by rising latency, with `predicted_energy_j`.
