@@ -5,7 +5,8 @@
 
 Cost profile: DIR/perseus_instruction_profile.csv (GPT-3 175B, A100-80GB-SXM, per GPU), without it a synthetic one.
 lowtime's plans are replayed with the real times of their clocks, like ours; at a deadline its best plan so far counts.
-`--full` adds 16 stages x 128 microbatches (ours only).
+`--full` adds 10 and 16 stages x 128 microbatches (ours only). Our times for 4 x 16 are medians of 3 runs. Processor
+time and the load average are printed beside wall time, which other work on the machine lengthens.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import csv
 import itertools
 import logging
+import os
 import resource
 import time
 from pathlib import Path
@@ -98,9 +100,12 @@ def _replay(graph: PipelineGraph, problem: PipelineProblem, chosen: np.ndarray) 
 
 def compare(name: str, problem: PipelineProblem, points: int) -> None:
     """Print both frontiers at `points` deadlines and the time each took."""
-    start = time.perf_counter()
-    ours = trace_frontier(problem, points)
-    ours_s = time.perf_counter() - start
+    took_s = []
+    for _ in range(3):
+        start = time.perf_counter()
+        ours = trace_frontier(problem, points)
+        took_s.append(time.perf_counter() - start)
+    ours_s = float(np.median(took_s))
     start = time.perf_counter()
     theirs = lowtime_walk(problem)
     theirs_s = time.perf_counter() - start
@@ -112,7 +117,10 @@ def compare(name: str, problem: PipelineProblem, points: int) -> None:
         differences.append(solve_deadline(problem, float(deadline_s)).energy_j / their_j - 1.0)
     their_fastest_s = min(t for t, _ in theirs)
     print(f"{name}, {problem.num_stages} stages x {problem.num_microbatches} microbatches")
-    print(f"  ours: {len(ours)} points in {ours_s:.2f} s; lowtime: {len(theirs)} steps in {theirs_s:.1f} s")
+    print(
+        f"  ours: {len(ours)} points in {ours_s:.2f} s; lowtime: {len(theirs)} steps in {theirs_s:.1f} s "
+        f"({theirs_s / ours_s:.0f} times as long); load average {os.getloadavg()[0]:.1f}"
+    )
     print(
         f"  energy against lowtime at {points} equal deadlines, discrete clocks: "
         f"median {np.median(differences):+.3%}, worst {max(differences):+.3%}"
@@ -133,13 +141,15 @@ def main() -> None:
     for (name, options), sizes in itertools.product(profiles.items(), [(4, 16)]):
         compare(name, pipeline(options, *sizes), arguments.points)
     if arguments.full:
-        for name, options in profiles.items():
-            start = time.perf_counter()
-            plans = trace_frontier(pipeline(options, 16, 128), arguments.points)
+        for (name, options), sizes in itertools.product(profiles.items(), [(10, 128), (16, 128)]):
+            start, processor_s = time.perf_counter(), time.process_time()
+            plans = trace_frontier(pipeline(options, *sizes), arguments.points)
+            elapsed_s, processor_s = time.perf_counter() - start, time.process_time() - processor_s
             peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # kB on Linux
-            elapsed_s = time.perf_counter() - start
             print(
-                f"{name}, 16 x 128: {len(plans)} points in {elapsed_s:.1f} s, peak memory {peak_gb:.2f} GB", flush=True
+                f"{name}, {sizes[0]} x {sizes[1]}: {len(plans)} points in {elapsed_s:.1f} s "
+                f"(processor {processor_s:.1f} s), peak memory {peak_gb:.2f} GB, load average {os.getloadavg()[0]:.1f}",
+                flush=True,
             )
 
 

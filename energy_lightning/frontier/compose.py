@@ -75,9 +75,9 @@ def compose_iteration(
     A mode counts for a phase only with a profile of every part in it, a frequency only where every part has an option
     there. Raises FrontierError when a phase has no parts, no complete mode or no common frequency.
     """
-    if num_microbatches < 1 or not (switch_time_s >= 0.0 and static_power_w >= 0.0):
+    if num_microbatches < 1 or not (0.0 <= switch_time_s < math.inf and 0.0 <= static_power_w < math.inf):
         raise FrontierError(
-            "need num_microbatches >= 1, switch_time_s >= 0 and static_power_w >= 0, got "
+            "need num_microbatches >= 1, finite switch_time_s >= 0 and finite static_power_w >= 0, got "
             f"{num_microbatches}, {switch_time_s}, {static_power_w}"
         )
     forward = _phase_fronts(parts, "forward", num_microbatches)

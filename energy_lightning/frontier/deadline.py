@@ -23,7 +23,7 @@ _MOST_BINARIES, _EXACT = 64, Effort(most_nodes=5000, gap=1e-9)  # up to here all
 _SMALL, _SMALL_LOSS = 64, 5e-4
 _MEDIUM, _MEDIUM_LOSS = 512, 7e-3
 _WINDOW, _WINDOW_EFFORT = 12, Effort(most_nodes=20, gap=1e-4)
-_ONE_WINDOW, _NEAR = 48, Effort(most_nodes=20, gap=1e-4)  # up to here all instructions are one more window
+_ONE_WINDOW, _NEAR = 32, Effort(most_nodes=20, gap=1e-4)  # up to here all instructions are one more window
 
 
 def solve_deadline(problem: PipelineProblem, deadline_s: float) -> PipelinePlan:

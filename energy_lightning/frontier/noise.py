@@ -86,6 +86,8 @@ def is_tie(a: NoisyValue, b: NoisyValue, *, confidence: float = 0.95, relative_n
     """
     if not 0.0 < confidence < 1.0:
         raise FrontierError(f"confidence must lie between 0 and 1, got {confidence}")
+    if not 0.0 <= relative_noise < math.inf:
+        raise FrontierError(f"relative_noise must be finite and >= 0 (a fraction of the value), got {relative_noise}")
     difference = abs(a.mean - b.mean)
     variances, freedoms = zip(*(_error_of_mean(value, relative_noise) for value in (a, b)), strict=True)
     variance = sum(variances)

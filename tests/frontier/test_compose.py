@@ -170,3 +170,22 @@ def test_front_choices_follow_their_sources() -> None:
     b = leaf([(1.0, 1.0, "b")])
     front: Front = convolve(a, b)
     assert [front.chosen(i) for i in range(len(front))] == [("a0", "b"), ("a1", "b")]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0])
+def test_impossible_constants_are_refused(bad: float) -> None:
+    option = [PartOption(900, None, 1.0, 1.0)]
+    parts = [PartProfile("forward", "fwd", None, 1, option), PartProfile("backward", "bwd", None, 1, option)]
+    with pytest.raises(FrontierError, match="static_power_w"):
+        compose_iteration(parts, num_microbatches=1, static_power_w=bad)
+    with pytest.raises(FrontierError, match="switch_time_s"):
+        compose_iteration(parts, num_microbatches=1, static_power_w=1.0, switch_time_s=bad)
+    with pytest.raises(FrontierError, match="at least one option"):
+        PartProfile("forward", "fwd", None, 1, [])
+
+
+def test_thousands_of_equal_options_compose_to_one_point() -> None:
+    same = [PartOption(900, None, 1.0, 2.0)] * 4000
+    parts = [PartProfile("forward", "fwd", None, 1, same), PartProfile("backward", "bwd", None, 1, same)]
+    (point,) = compose_iteration(parts, num_microbatches=3, static_power_w=1.0)
+    assert (point.time_s, point.energy_j) == (6.0, 12.0)

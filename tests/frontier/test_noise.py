@@ -69,3 +69,6 @@ def test_bad_noise_values_are_refused() -> None:
         NoisyValue(1.0, 0.0, 0)
     with pytest.raises(FrontierError, match="confidence"):
         is_tie(NoisyValue(1.0), NoisyValue(1.0), confidence=1.0)
+    for bad in (math.nan, -0.1, math.inf):
+        with pytest.raises(FrontierError, match="relative_noise"):
+            is_tie(NoisyValue(1.0), NoisyValue(1.1), relative_noise=bad)
