@@ -4,7 +4,7 @@
     perseus             sequential execution, a clock for every forward and backward (Perseus, arXiv 2312.06902)
     nanobatch_perseus   two nanobatches with the library's own overlap, clocks as perseus
     kareus              schedules, clock and mode (nanobatched or sequential) of every forward and backward together
-                        (Kareus, arXiv 2601.17654)
+                        (Kareus, arXiv 2601.17654); sequential throughout where nanobatches save next to nothing
 
 The planner sees the pipeline of forwards and backwards. What follows it (gradient reduction, optimizer) runs at the
 clock of a stage's last phase and is not planned for; the points returned hold it, since each plan is emulated whole.
@@ -20,7 +20,7 @@ from energy_lightning.emulation.estimates import Estimate
 from energy_lightning.emulation.gpu import GPU
 from energy_lightning.emulation.memory import check_memory
 from energy_lightning.emulation.pipeline import one_f_one_b, place_iteration
-from energy_lightning.emulation.planning_options import OPTIONS, PhaseSpace
+from energy_lightning.emulation.planning_options import OPTIONS, TIE, PhaseSpace, saving
 from energy_lightning.emulation.transfers import receive_time_s
 from energy_lightning.frontier import FrontierError, Option, PipelinePlan, PipelineProblem, pareto_front, trace_frontier
 from energy_lightning.frontier.schedules import Instruction
@@ -75,12 +75,11 @@ def plan_frontier(
         gpu.check_frequency(frequency_mhz)
     if not allow_over_memory:
         check_memory(workload, gpu)
-    problem = PipelineProblem(
-        workload.pipeline_parallel,
-        workload.num_microbatches,
-        _stage_options(workload, gpu, method, clocks),
-        gpu.blocking_power_w,
-    )
+    options = _stage_options(workload, gpu, method, clocks)
+    if method == "kareus":
+        whole = _stage_options(workload, gpu, "perseus", clocks)
+        options = options if saving(options, whole, gpu.blocking_power_w) > TIE else whole
+    problem = PipelineProblem(workload.pipeline_parallel, workload.num_microbatches, options, gpu.blocking_power_w)
     found = [_point(workload, gpu, plan, method) for plan in trace_frontier(problem, points, refine=False)]
     kept = pareto_front([point.time_s for point in found], [point.energy_j for point in found])
     return [found[i] for i in kept]

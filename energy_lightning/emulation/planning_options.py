@@ -74,6 +74,26 @@ OPTIONS: Mapping[str, Callable[[PhaseSpace], list[Option]]] = {
     "kareus": scheduled,
 }
 
+TIE = 0.015
+"""Relative saving of a job below which nanobatches and sequential execution are a tie: less than the emulator is off for
+nanobatched plans of real jobs, and twice the kernels cost a host what is not modelled."""
+Options = Mapping[tuple[int, Phase], Sequence[Option]]
+
+
+def saving(options: Options, baseline: Options, blocking_power_w: float) -> float:
+    """Most that `options` save of `baseline` (both by stage and phase) on any stage, at several prices of a second.
+
+    What a second is worth in a pipeline lies between blocking power, where it is slack, and that of all stages.
+    """
+    prices_w = blocking_power_w * np.array([2.0, 4.0, 12.0])
+
+    def least(of: Options, stage: int, price_w: float) -> float:
+        own = [choices for (s, _), choices in of.items() if s == stage]
+        return sum(min(o.energy_j + price_w * o.time_s for o in choices) for choices in own)
+
+    stages = {stage for stage, _ in options}
+    return max(1.0 - least(options, s, w) / least(baseline, s, w) for s in stages for w in prices_w.tolist())
+
 
 def _curve(space: PhaseSpace, frequencies_mhz: tuple[int, ...], *, nanobatched: bool) -> list[Option]:
     plan = PhasePlan(space.phase, None, nanobatched)

@@ -17,9 +17,9 @@ from energy_lightning.emulation import (
     unlimited,
 )
 from energy_lightning.emulation.planning import METHODS
-from energy_lightning.emulation.planning_options import PhaseSpace, lower_hull, scheduled
-from energy_lightning.frontier import FrontierError
-from energy_lightning.types import DeviceError, PhasePlan, Plan, PlanError, Schedule, WorkloadError
+from energy_lightning.emulation.planning_options import PhaseSpace, lower_hull, saving, scheduled
+from energy_lightning.frontier import FrontierError, Option
+from energy_lightning.types import DeviceError, Phase, PhasePlan, Plan, PlanError, Schedule, WorkloadError
 from energy_lightning.workload import Workload
 
 A100 = GPU.load("a100-sxm4-40gb")
@@ -120,11 +120,20 @@ def test_small_groups_search_every_sm_count() -> None:
     assert any(count % 3 for count in counts)
 
 
-def test_no_collective_leaves_nothing_to_schedule() -> None:
-    w = SINGLE.with_sizes(tensor_parallel=1)
-    found = plan_frontier(w, A100, "kareus", CLOCKS, points=4)
-    baseline = plan_frontier(w, A100, "perseus", CLOCKS, points=4)
-    assert found[0].time_s <= baseline[0].time_s * (1 + 1e-9)
+def test_a_saving_is_that_of_the_stage_that_gains_most() -> None:
+    def both(time_s: float, energy_j: float, stage: int) -> dict[tuple[int, Phase], list[Option]]:
+        return {(stage, "forward"): [Option(time_s, energy_j)], (stage, "backward"): [Option(time_s, energy_j)]}
+
+    baseline = both(1.0, 300.0, 0) | both(1.0, 300.0, 1)
+    options = both(1.0, 300.0, 0) | both(0.9, 270.0, 1)  # a tenth of everything, at any price
+    assert saving(options, baseline, 85.0) == pytest.approx(0.1)
+    assert saving(baseline, baseline, 85.0) == 0.0
+
+
+def test_a_tie_goes_to_sequential_execution() -> None:
+    w = SINGLE.with_sizes(tensor_parallel=1)  # nothing to hide
+    for point in plan_frontier(w, A100, "kareus", CLOCKS, points=4):
+        assert not any(phase.nanobatched for stage in point.plan.stages for phase in stage)
 
 
 def test_methods_are_ordered_where_communication_weighs() -> None:
