@@ -14,7 +14,7 @@ import ast
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -107,7 +107,7 @@ class Formula:
 
         if not self.constants:
             return np.zeros(0)
-        method = "lm" if len(target) >= len(self.constants) else "trf"
+        method: Literal["lm", "trf"] = "lm" if len(target) >= len(self.constants) else "trf"
         return np.asarray(least_squares(residuals, self.constants, method=method, max_nfev=_MOST_STEPS).x)
 
 
