@@ -1,6 +1,6 @@
 """How much of a measured time-energy front each kind of search finds, and how long one decision takes.
 
-    python benchmarks/search.py --data DIR [--seeds 20] [--only NAME ...] [--cache DIR] [--jobs 2]
+    python benchmarks/search.py --data DIR [--seeds 20] [--only NAME ...] [--cache DIR] [--priors]
 
 Tables: DIR/overlap_microbench.csv replayed (measured on 2 A100s), and partitions of three workloads on the emulated
 A100-SXM4-40GB with 1.5% noise on what the search sees (emulated). Gap = 1 - hypervolume found / hypervolume of the
@@ -161,7 +161,7 @@ def load(name: str, data: Path | None) -> Table:
     return measured_overlap(data / "overlap_microbench.csv")
 
 
-def compare(name: str, seeds: int, data: Path | None, cache: Path | None, jobs: int) -> None:
+def compare(name: str, methods: list[str], seeds: int, data: Path | None, cache: Path | None, jobs: int) -> None:
     """Print medians and quartiles of the gaps of every method on one table, and what the published quality costs."""
     table = load(name, data)
     print(f"\n{table.name}: {len(table.space)} configurations, noise {table.noise:.1%}, {seeds} seeds")
@@ -169,11 +169,10 @@ def compare(name: str, seeds: int, data: Path | None, cache: Path | None, jobs: 
     print("| --- | ---: | ---: | ---: | ---: |")
     runs: dict[str, list[list[int]]] = {}
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        for method in METHODS:
-            if table.noise or "prior" not in method:
-                work = functools.partial(one_run, name=name, method=method, data=data, cache=cache)
-                runs[method] = pool.map(work, range(seeds), chunksize=1)
-                _rows(table, method, runs[method])
+        for method in methods:
+            work = functools.partial(one_run, name=name, method=method, data=data, cache=cache)
+            runs[method] = pool.map(work, range(seeds), chunksize=1)
+            _rows(table, method, runs[method])
     for n in PUBLISHED:
         shares = [_share(table, *pair) for pair in zip(runs["default"], runs[f"published {n}"], strict=True)]
         low, median, high = np.percentile(shares, [25, 50, 75])
@@ -232,13 +231,16 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--only", nargs="+", default=["decision", "overlap", *WORKLOADS], help="pieces to run")
     parser.add_argument("--cache", type=Path, help="folder that keeps finished runs")
+    parser.add_argument("--priors", action="store_true", help="wrong priors too, on the emulated tables")
     parser.add_argument("--jobs", type=int, default=2)
     arguments = parser.parse_args()
     if "decision" in arguments.only:
         decision_time(5)
     for name in ("overlap", *WORKLOADS):
         if name in arguments.only and (name != "overlap" or arguments.data is not None):
-            compare(name, arguments.seeds, arguments.data, arguments.cache, arguments.jobs)
+            with_priors = arguments.priors and name != "overlap"
+            methods = [method for method in METHODS if with_priors or "prior" not in method]
+            compare(name, methods, arguments.seeds, arguments.data, arguments.cache, arguments.jobs)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -148,12 +149,18 @@ class MultiPassOptimizer:
         """Tells that were left out, counted by reason."""
         return dict(self._excluded)
 
-    def front(self, objective: Objective = "total") -> list[FrontierPoint]:
+    def front(self, objective: Objective = "total", *, smoothed: bool = False) -> list[FrontierPoint]:
         """The measured front of time against total, dynamic or static energy; each `choice` is a configuration.
 
+        `smoothed` takes the surrogates' values of the measured configurations instead of the measured ones, so that
+        luck does not choose: with noisy windows the better front to choose from.
         Raises SearchError when no valid measurement was told, naming the reasons.
         """
         seen = self._checked_observations()
+        if smoothed:
+            predicted = self.predict()
+            time_s, energy_j = predicted.time_s[seen.indices], predicted.energy_j[seen.indices]
+            seen = replace(seen, time_s=time_s, energy_j=energy_j)
         energy_j = seen.energy(objective)
         kept = pareto_front(seen.time_s, energy_j)
         return [FrontierPoint(float(seen.time_s[i]), float(energy_j[i]), self.space[seen.indices[i]]) for i in kept]
