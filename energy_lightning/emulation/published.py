@@ -15,20 +15,23 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 
-from energy_lightning.emulation.estimates import emulate_partitions, emulate_phase_curve
+from energy_lightning.emulation.estimates import emulate_partitions
 from energy_lightning.emulation.gpu import GPU, Floats
 from energy_lightning.emulation.microbenchmark import attention_microbenchmark
-from energy_lightning.emulation.pipeline import place_phases
-from energy_lightning.types import PhasePlan
+from energy_lightning.emulation.pipeline import emulate_iteration, place_phases
+from energy_lightning.emulation.throttling import unlimited
+from energy_lightning.types import Phase, Plan
 from energy_lightning.workload import Workload
 
 PLANS_FILE, OVERLAP_FILE = "kareus_a100_plans.jsonl", "overlap_microbench.csv"
 _LAYERS_PER_STAGE = (15, 13)
 _DEFAULT_CLOCK_MHZ = 1410
-Order = tuple[tuple[tuple[str, int], ...], ...]
+Curve = tuple[Floats, Floats]
+Order = tuple[tuple[tuple[Phase, int], ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +110,29 @@ def _frontier_rows(rows: list[dict[str, object]]) -> FrontierRows:
     return FrontierRows(str(first["method"]), workload, orders, time_s, energy_j)
 
 
+def _phase_curves(gpu: GPU, rows: FrontierRows, frequencies_mhz: Sequence[int]) -> dict[tuple[int, str], Curve]:
+    """`emulate_phase_curve` of every (stage, phase) below the power limit, with equal partitions emulated once."""
+    free, known, curves = unlimited(gpu), {}, {}
+    for stage in range(rows.workload.pipeline_parallel):
+        for phase in get_args(Phase):
+            total = np.zeros((2, len(frequencies_mhz)))
+            for partition in rows.workload.partitions(phase, stage=stage, nanobatched=rows.nanobatched):
+                work = (partition.operators, partition.collective, partition.launch_points[:1])
+                if work not in known:
+                    launch = work[2][0] if work[2] else None
+                    known[work] = np.stack(
+                        emulate_partitions(*work[:2], free, frequency_mhz=frequencies_mhz, launch=launch)
+                    )
+                total += partition.count * known[work]
+            curves[stage, phase] = (total[0], total[1])
+    return curves
+
+
 def compare_frontier(gpu: GPU, rows: FrontierRows) -> Comparison:
     """Critical path and dynamic energy of each plan (library defaults for the collectives)."""
     frequencies = sorted({f for order in rows.orders for stage in order for _, f in stage})
     index = {f: i for i, f in enumerate(frequencies)}
-    curves = {
-        (stage, phase): emulate_phase_curve(
-            rows.workload, gpu, PhasePlan(phase, nanobatched=rows.nanobatched), frequencies, stage=stage
-        )
-        for stage in range(rows.workload.pipeline_parallel)
-        for phase in ("forward", "backward")
-    }
+    curves = _phase_curves(gpu, rows, frequencies)
     times, energies = np.zeros(len(rows.orders)), np.zeros(len(rows.orders))
     for i, order in enumerate(rows.orders):
         durations = [[(p, float(curves[s, p][0][index[f]])) for p, f in stage] for s, stage in enumerate(order)]
@@ -127,6 +142,17 @@ def compare_frontier(gpu: GPU, rows: FrontierRows) -> Comparison:
                 time_s, energy_j = (curve[index[frequency]] for curve in curves[s, phase])
                 energies[i] += energy_j - gpu.blocking_power_w * time_s
     return Comparison(rows.time_s, rows.dynamic_energy_j, times, energies)
+
+
+def compare_iterations(gpu: GPU, rows: FrontierRows) -> Comparison:
+    """Each plan through `emulate_iteration`, which adds transfers between stages, gradient reduction and optimizer."""
+    plans = [Plan.from_stage_frequencies(order, nanobatched=rows.nanobatched) for order in rows.orders]
+    found = [emulate_iteration(rows.workload, gpu, plan) for plan in plans]
+    time_s = np.array([result.time_s for result in found])
+    ranks = rows.workload.gpus_per_stage  # the rows count one rank a stage
+    return Comparison(
+        rows.time_s, rows.dynamic_energy_j, time_s, np.array([result.dynamic_energy_j / ranks for result in found])
+    )
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,18 @@ from energy_lightning.workload.shape import ModelShape
 
 # Flash attention's backward recomputes the scores: five matrix products against the forward's two.
 _ATTENTION_BACKWARD = 2.5
+# It also runs slower: at 0.75 of the forward's throughput in FlashAttention-2's figures (arXiv 2307.08691), at 0.6 with
+# the reductions and changes of layout around it (fitted with the constants of a100-sxm4-40gb.yaml).
+_ATTENTION_BACKWARD_SPEED = 0.6
 # Flash attention reaches S / (S + short) of its throughput at sequence length S. Read off FlashAttention-2's figures
 # for an A100 (arXiv 2307.08691, figure 5, head dimension 128: causal 165 and 180 TFLOP/s at 4k and 8k).
 _SHORT_CAUSAL, _SHORT_FULL = 800.0, 250.0
 # Narrow heads leave more of the work to the softmax: about 0.86 of the throughput at head dimension 64 (same figures).
 _NARROW_HEAD, _WIDE_HEAD = 24.0, 128.0
+# Passes over the hidden states that a first stage takes beyond its layers: batch broadcast, look-up and its sum over
+# vocabulary shards, dropout; backward: gradients scattered by token. Read off the published plans of two-stage
+# pipelines: a planner stretches the stage that has slack until both are equally long.
+_EMBEDDING_FORWARD, _EMBEDDING_BACKWARD = 75.0, 115.0
 # Products of 2-byte values whose rows are no multiple of 16 bytes take other, slower kernels. Read off GPT-3 profiles
 # that come with Perseus (vocabulary shards of 50257 / 8 values): 0.35 (A100) and 0.6 (A40) of an aligned product.
 _UNALIGNED = 0.45
@@ -100,7 +107,9 @@ class LayerShape:
         own = 2 * self.tokens * model.attention_size
         gathered = self.tokens * self.context_parallel * model.kv_size
         moved = (2 if backward else 1) * (own + gathered) / self.tensor_parallel * DTYPE_BYTES[self.dtype]
-        efficiency = attention_efficiency(self.sequence_length, model.head_dim, causal=model.causal)
+        own_tokens = self.sequence_length // self.context_parallel  # of a sequence; kernels see no longer a run of them
+        efficiency = attention_efficiency(own_tokens, model.head_dim, causal=model.causal)
+        efficiency *= _ATTENTION_BACKWARD_SPEED if backward else 1.0
         return Operator("attn_0", "attention", factor * flops, moved, 2 if backward else 1, self.dtype, efficiency)
 
     def activation(self, *, backward: bool = False) -> Operator:
@@ -192,7 +201,8 @@ def backward_segments(shape: LayerShape) -> tuple[Segment, ...]:
 
 def embedding(shape: LayerShape, *, backward: bool = False) -> tuple[Operator, ...]:
     """Token embedding of the first stage."""
-    return (shape.memory("embedding_0", (3 if backward else 2) * shape.tokens * shape.model.hidden_size, 2),)
+    passes = _EMBEDDING_BACKWARD if backward else _EMBEDDING_FORWARD
+    return (shape.memory("embedding_0", passes * shape.tokens * shape.model.hidden_size, 2),)
 
 
 def head(shape: LayerShape, *, backward: bool = False) -> tuple[Operator, ...]:
@@ -205,9 +215,9 @@ def head(shape: LayerShape, *, backward: bool = False) -> tuple[Operator, ...]:
         return (norm,)  # one token a sequence goes through the pooler: negligible
     logits = shape.tokens * model.vocab_size / shape.tensor_parallel
     projection = shape.linear("linear_0", hidden, model.vocab_size / shape.tensor_parallel, backward=backward)
-    # Vocabulary-parallel cross entropy in float32, unfused: cast, maximum, subtract, exponent, sum, divide (34 bytes a
-    # logit); backward: copy, scale, cast (22 bytes).
-    moved = (22.0 if backward else 34.0) * logits
+    # Vocabulary-parallel cross entropy, fused: maximum and float32 exponents of 2-byte logits (10 bytes a logit);
+    # backward: exponents to gradients (6 bytes).
+    moved = (6.0 if backward else 10.0) * logits
     loss = Operator("loss_0", "memory", 0.0, moved, 3 if backward else 6, shape.dtype)
     operators: tuple[Operator, ...] = (norm, projection, loss)
     if model.head == "masked_lm":
