@@ -75,8 +75,8 @@ OPTIONS: Mapping[str, Callable[[PhaseSpace], list[Option]]] = {
 }
 
 TIE = 0.015
-"""Relative saving of a job below which nanobatches and sequential execution are a tie: less than the emulator is off for
-nanobatched plans of real jobs, and twice the kernels cost a host what is not modelled."""
+"""Relative saving of a job below which nanobatches and sequential execution are a tie: the emulator is off by more for
+nanobatched plans, and twice the kernels cost a host what is not modelled."""
 Options = Mapping[tuple[int, Phase], Sequence[Option]]
 
 
