@@ -41,6 +41,8 @@ class PartitionProfilerMixin:
         max_fraction: share of the training's steps that profiling may extend over; then training goes on with the
             best plan so far.
         window_s, cool_down_s: length of a measuring window and of the rest after it.
+        precision: a window ends early (from 2 s on, its cool-down in proportion) once time and energy are known to
+            this fraction, e.g. 0.01; None: never.
         seed: order of measurements.
     """
 
@@ -52,6 +54,7 @@ class PartitionProfilerMixin:
         max_fraction: float = 0.25,
         window_s: float = 5.0,
         cool_down_s: float = 5.0,
+        precision: float | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -64,7 +67,7 @@ class PartitionProfilerMixin:
         ):
             raise EnergyLightningError(f"measurements_per_step must be 'auto' or >= 1, got {measurements_per_step!r}")
         self._warmup_steps, self._per_step, self._max_fraction = warmup_steps, measurements_per_step, max_fraction
-        self._windows = WindowSettings(window_s=window_s, cool_down_s=cool_down_s)
+        self._windows = WindowSettings(window_s=window_s, cool_down_s=cool_down_s, precision=precision)
         self._rng = np.random.default_rng(seed)
         self._meter: PartitionMeter | None = None
         self._progress: ProfilingProgress | None = None
@@ -143,11 +146,14 @@ class PartitionProfilerMixin:
         self._progress = ProfilingProgress(trainer, f"Profiling on {device.name}")
         self._begun = True
 
-    def _open_meter(self, job: JobStrategy) -> PartitionMeter:
+    def _open_meter(self, trainer: Any, job: JobStrategy) -> PartitionMeter:
+        def agree(own: bool) -> bool:
+            return all(row[0] for row in gather_rows(trainer, [float(own)]))
+
         device: Any = job.device
         runner = EmulatedRunner(device) if device.emulated else getattr(job, "partition_runner")  # noqa: B009
         refresh_s = probe_refresh_s(device) if device.energy_source == "counter" else 0.0
-        return PartitionMeter(device, runner, self._windows, refresh_s=refresh_s)
+        return PartitionMeter(device, runner, self._windows, refresh_s=refresh_s, agree=agree)
 
     def _profile(self, trainer: Any, job: JobStrategy, optimizer: FrontierOptimizerMixin) -> None:
         num_before = self.num_measured
@@ -187,7 +193,7 @@ class PartitionProfilerMixin:
         spent = EnergyMeter(job.device)
         spent.start()
         try:
-            self._meter = self._meter or self._open_meter(job)
+            self._meter = self._meter or self._open_meter(trainer, job)
             own = self._meter.measure_all(requests, self._rng)
         except FAILURES as error:
             fault = f"{type(error).__name__}: {error}"

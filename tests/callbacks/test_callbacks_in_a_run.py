@@ -342,6 +342,15 @@ def test_the_same_seed_measures_the_same(tmp_path: Path) -> None:
     assert texts[0] == texts[1]
 
 
+def test_a_precision_shortens_windows_and_cool_downs(tmp_path: Path) -> None:
+    spent_s = []
+    for name, precision in (("whole", None), ("precise", 0.01)):
+        callbacks = all_callbacks(precision=precision)
+        trainer_in(tmp_path / name, callbacks=callbacks).fit()
+        spent_s.append(callbacks[1].spent.time_s / callbacks[1].num_measured)
+    assert 0.35 * spent_s[0] < spent_s[1] < 0.5 * spent_s[0]
+
+
 @pytest.mark.parametrize(
     "bad", [{"warmup_steps": -1}, {"max_fraction": 0.0}, {"max_fraction": 1.5}, {"measurements_per_step": 0}]
 )
