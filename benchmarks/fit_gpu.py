@@ -4,7 +4,7 @@
     python benchmarks/fit_gpu.py --fit                   fit again, print constants and errors
     python benchmarks/fit_gpu.py --leave-one-out         fit without one job at a time, print the errors on that job
 
-Data: --data DIR, else $ENERGY_LIGHTNING_DATA, else ../shared/data beside the checkout. One bounded-free least-squares
+Data: --data DIR, else $ENERGY_LIGHTNING_DATA, else ../shared/data beside the checkout. One least-squares
 fit of all constants to relative errors of time and energy together. Every constant has a prior: a value from the
 literature or from what the hardware is known to do, and how far from it (as a factor) would be one standard deviation;
 that keeps constants that the rows cannot tell apart where they mean something. No row has a constant of its own. A
