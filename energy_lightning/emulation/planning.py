@@ -12,14 +12,17 @@ clock of a stage's last phase and is not planned for; the points returned hold i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
+
+import numpy as np
 
 from energy_lightning.emulation.estimates import Estimate
 from energy_lightning.emulation.gpu import GPU
 from energy_lightning.emulation.memory import check_memory
-from energy_lightning.emulation.pipeline import one_f_one_b, place_iteration
+from energy_lightning.emulation.pipeline import expand_plan, one_f_one_b, place_iteration
 from energy_lightning.emulation.planning_options import OPTIONS, TIE, PhaseSpace, saving
 from energy_lightning.emulation.transfers import receive_time_s
 from energy_lightning.frontier import FrontierError, Option, PipelinePlan, PipelineProblem, pareto_front, trace_frontier
@@ -49,7 +52,7 @@ def plan_frontier(
     """Non-dominated plans by rising time, from the fastest to the one of least energy.
 
     Args:
-        workload: the job. Stages run 1F1B; `workload.pipeline_parallel` may be 1.
+        workload: the job. Stages run 1F1B; with one stage, every microbatch runs alike (a plan that can be trained).
         gpu: the GPU model of all its GPUs.
         method: one of METHODS, see the module.
         frequencies_mhz: SM clocks to choose from.
@@ -58,7 +61,7 @@ def plan_frontier(
 
     Returns:
         points whose time and energy are those of `emulate_iteration(workload, gpu, point.plan)`; each plan holds every
-        stage's phases in execution order.
+        stage's phases in execution order (one stage: plan.stages[0] serves every microbatch).
 
     Raises:
         PlanError: an unknown method. DeviceError: a clock that the GPU lacks. FrontierError: no clocks, or points < 1.
@@ -79,8 +82,12 @@ def plan_frontier(
     if method == "kareus":
         whole = _stage_options(workload, gpu, "perseus", clocks)
         options = options if saving(options, whole, gpu.blocking_power_w) > TIE else whole
-    problem = PipelineProblem(workload.pipeline_parallel, workload.num_microbatches, options, gpu.blocking_power_w)
-    found = [_point(workload, gpu, plan, method) for plan in trace_frontier(problem, points, refine=False)]
+    if workload.pipeline_parallel == 1:
+        chosen = [[[forward, backward]] for forward, backward in _pairs(options, points)]
+    else:
+        problem = PipelineProblem(workload.pipeline_parallel, workload.num_microbatches, options, gpu.blocking_power_w)
+        chosen = [_in_order(plan, workload) for plan in trace_frontier(problem, points, refine=False)]
+    found = [_point(workload, gpu, stages, method) for stages in chosen]
     kept = pareto_front([point.time_s for point in found], [point.energy_j for point in found])
     return [found[i] for i in kept]
 
@@ -107,14 +114,28 @@ def _stage_options(
     return options
 
 
-def _point(workload: Workload, gpu: GPU, planned: PipelinePlan, method: str) -> PlanPoint:
-    """The plan in execution order, with what the whole iteration then takes."""
-    chosen = _in_order(planned, workload)
-    stages = tuple(tuple(option.knob for option in stage) for stage in chosen)
-    estimates = [[Estimate(option.time_s, option.energy_j) for option in stage] for stage in chosen]
+def _pairs(options: Mapping[tuple[int, Phase], Sequence[Option]], points: int) -> list[tuple[Option, Option]]:
+    """One stage: the non-dominated pairs of a forward and a backward that serve every microbatch, at most `points`.
+
+    Clocks that change between microbatches would come closer to a deadline, but every change costs milliseconds.
+    """
+    pairs = list(itertools.product(options[0, "forward"], options[0, "backward"]))
+    time_s = np.array([sum(option.time_s for option in pair) for pair in pairs])
+    front = pareto_front(time_s, [sum(option.energy_j for option in pair) for pair in pairs])
+    wanted_s = np.linspace(time_s[front[0]], time_s[front[-1]], points)
+    nearest = np.unique(np.abs(time_s[front][:, None] - wanted_s).argmin(axis=0))
+    return [(pairs[front[i]][0].knob, pairs[front[i]][1].knob) for i in nearest]  # the options as first found
+
+
+def _point(workload: Workload, gpu: GPU, chosen: Sequence[Sequence[Option]], method: str) -> PlanPoint:
+    """The plan of every stage's options in execution order (or one pair that serves every microbatch), emulated."""
+    plan = Plan(tuple(tuple(option.knob for option in stage) for stage in chosen))
+    stages = expand_plan(workload, plan)
+    known = [{option.knob: Estimate(option.time_s, option.energy_j) for option in stage} for stage in chosen]
+    estimates = [[of[phase] for phase in stage] for of, stage in zip(known, stages, strict=True)]
     result = place_iteration(workload, gpu, stages, estimates)
     label = method.replace("_", " ")
-    plan = Plan(stages, result.time_s, result.energy_per_gpu_j, emulated=True, label=label)
+    plan = replace(plan, time_s=result.time_s, energy_j=result.energy_per_gpu_j, emulated=True, label=label)
     return PlanPoint(result.time_s, result.energy_j, plan)
 
 

@@ -199,7 +199,8 @@ class Workload:
 
     def _rest(self, phase: WorkloadPhase, stage: int) -> tuple[Operator, ...]:
         shape, backward = self._layer_shape(), phase == "backward"
-        first = layers.embedding(shape, backward=backward) if stage == 0 else ()
+        pipelined = self.pipeline_parallel > 1
+        first = layers.embedding(shape, backward=backward, pipelined=pipelined) if stage == 0 else ()
         last = layers.head(shape, backward=backward) if stage == self.pipeline_parallel - 1 else ()
         return last + first if backward else first + last
 

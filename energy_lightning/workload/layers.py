@@ -23,10 +23,12 @@ _ATTENTION_BACKWARD_SPEED = 0.6
 _SHORT_CAUSAL, _SHORT_FULL = 800.0, 250.0
 # Narrow heads leave more of the work to the softmax: about 0.86 of the throughput at head dimension 64 (same figures).
 _NARROW_HEAD, _WIDE_HEAD = 24.0, 128.0
-# Passes over the hidden states that a first stage takes beyond its layers: batch broadcast, look-up and its sum over
-# vocabulary shards, dropout; backward: gradients scattered by token. Read off the published plans of two-stage
-# pipelines: a planner stretches the stage that has slack until both are equally long.
-_EMBEDDING_FORWARD, _EMBEDDING_BACKWARD = 75.0, 115.0
+# Passes over the hidden states of a look-up: rows read, hidden states written; backward: gradients added to rows.
+_EMBEDDING_FORWARD, _EMBEDDING_BACKWARD = 2.0, 3.0
+# What the first of several stages takes in all, in the same unit. Read off the published plans of two-stage pipelines,
+# where a planner stretches the stage that has slack until both are equally long; the figures do not say what it is.
+# Jobs of one stage show nothing of it, so they are not charged.
+_FIRST_STAGE_FORWARD, _FIRST_STAGE_BACKWARD = 75.0, 115.0
 # Products of 2-byte values whose rows are no multiple of 16 bytes take other, slower kernels. Read off GPT-3 profiles
 # that come with Perseus (vocabulary shards of 50257 / 8 values): 0.35 (A100) and 0.6 (A40) of an aligned product.
 _UNALIGNED = 0.45
@@ -199,9 +201,12 @@ def backward_segments(shape: LayerShape) -> tuple[Segment, ...]:
     )
 
 
-def embedding(shape: LayerShape, *, backward: bool = False) -> tuple[Operator, ...]:
-    """Token embedding of the first stage."""
-    passes = _EMBEDDING_BACKWARD if backward else _EMBEDDING_FORWARD
+def embedding(shape: LayerShape, *, backward: bool = False, pipelined: bool = False) -> tuple[Operator, ...]:
+    """Token embedding of the only stage, or of the first of several (`pipelined`) with what else that stage does."""
+    if pipelined:
+        passes = _FIRST_STAGE_BACKWARD if backward else _FIRST_STAGE_FORWARD
+    else:
+        passes = _EMBEDDING_BACKWARD if backward else _EMBEDDING_FORWARD
     return (shape.memory("embedding_0", passes * shape.tokens * shape.model.hidden_size, 2),)
 
 
