@@ -51,7 +51,9 @@ def test_points_are_what_their_plans_take_and_none_dominates_another(method: str
         assert point.plan.time_s == point.time_s
         assert point.plan.energy_j == pytest.approx(point.energy_j / workload.num_gpus)
         assert point.plan.emulated
-        assert [len(stage) for stage in point.plan.stages] == [2 * workload.num_microbatches] * len(point.plan.stages)
+        stages = workload.pipeline_parallel
+        length = 2 if stages == 1 else 2 * workload.num_microbatches  # one stage: a pair for every microbatch
+        assert [len(stage) for stage in point.plan.stages] == [length] * stages
     for before, after in itertools.pairwise(found):
         assert before.time_s < after.time_s
         assert before.energy_j > after.energy_j
