@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from importlib import resources
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
+from energy_lightning.emulation.gpu_values import (
+    check_clocks,
+    check_lent_sms,
+    checked_keys,
+    checked_values,
+    completed,
+    packaged_names,
+    packaged_values,
+    read_values,
+)
 from energy_lightning.types import DeviceError
 
 Floats = NDArray[np.float64]
@@ -149,23 +157,25 @@ class GPU:
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """Names of the packaged GPU models."""
-        folder = resources.files("energy_lightning.emulation").joinpath("gpus")
-        return tuple(sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml")))
+        return packaged_names()
 
     @classmethod
     def load(cls, name: str) -> GPU:
         """A packaged GPU model; DeviceError naming near ones if unknown."""
         if name not in cls.names():
-            near = [known for known in cls.names() if known.startswith(name)]
-            near = near or difflib.get_close_matches(name, cls.names(), n=3, cutoff=0.4)
+            near = [known for known in cls.names() if known.startswith(str(name))]
+            near = near or difflib.get_close_matches(str(name), cls.names(), n=3, cutoff=0.4)
             hint = f"did you mean {', '.join(near)}? " if near else ""
             raise DeviceError(f"unknown GPU {name!r}; {hint}known: {', '.join(cls.names())}")
-        return cls.from_mapping(_packaged_values(name), where=f"{name}.yaml")
+        return cls.from_mapping(packaged_values(name), where=f"{name}.yaml")
 
     @classmethod
     def from_file(cls, path: str | Path) -> GPU:
-        """A GPU model described in a YAML file of your own (same keys as the packaged ones)."""
-        return cls.from_mapping(yaml.safe_load(Path(path).read_text(encoding="utf-8")), where=str(path))
+        """A GPU model described in a YAML file of your own (same keys as the packaged ones).
+
+        DeviceError if it cannot be read or used.
+        """
+        return cls.from_mapping(read_values(path), where=str(path))
 
     @classmethod
     def from_mapping(cls, data: Any, *, where: str = "GPU") -> GPU:
@@ -173,9 +183,13 @@ class GPU:
 
         `based_on` may name a packaged model whose values hold where `data` has none.
         """
-        values = dict(_checked_keys(_completed(data, cls.names(), where), cls, where))
+        values = dict(checked_keys(completed(data, cls.names(), where), cls, where))
         for section, kind in _TYPES.items():
-            values[section] = kind(**_numbers(_checked_keys(values[section], kind, f"{where}: {section}"), where))
+            values[section] = kind(**checked_values(checked_keys(values[section], kind, f"{where}: {section}"), where))
+        checked_values({name: value for name, value in values.items() if name not in _TYPES}, where)
+        clocks, links = values["clocks"], values["collective"]
+        check_clocks(clocks.min_mhz, clocks.max_mhz, clocks.step_mhz, where)
+        check_lent_sms(links.default_sms, values["num_sms"], where)
         return cls(**values)
 
     @property
@@ -256,46 +270,3 @@ class GPU:
             section, _, constant = name.partition("__")
             changed.setdefault(section, {})[constant] = value
         return replace(self, **{section: replace(getattr(self, section), **new) for section, new in changed.items()})
-
-
-def _packaged_values(name: str) -> Any:
-    file = resources.files("energy_lightning.emulation").joinpath("gpus", f"{name}.yaml")
-    return yaml.safe_load(file.read_text(encoding="utf-8"))
-
-
-def _completed(data: Any, names: Sequence[str], where: str) -> Any:
-    """`data` on top of the model that it is based on (one level of sections)."""
-    if not isinstance(data, Mapping) or "based_on" not in data:
-        return data
-    if data["based_on"] not in names:
-        raise DeviceError(f"{where}: based_on names no packaged GPU: {data['based_on']!r}; known: {', '.join(names)}")
-    base = dict(_completed(_packaged_values(data["based_on"]), names, where))
-    for key, value in data.items():
-        if key != "based_on":
-            nested = isinstance(value, Mapping) and isinstance(base.get(key), Mapping)
-            base[key] = {**base[key], **value} if nested else value
-    return base
-
-
-def _checked_keys(data: Any, kind: type, where: str) -> Mapping[str, Any]:
-    known = {field.name for field in fields(kind)}
-    if not isinstance(data, Mapping):
-        raise DeviceError(f"{where}: expected a mapping with the keys {', '.join(sorted(known))}, got {data!r}")
-    if unknown := sorted(set(data) - known):
-        raise DeviceError(f"{where}: unknown key {unknown[0]!r}; known: {', '.join(sorted(known))}")
-    if missing := sorted(known - set(data)):
-        raise DeviceError(f"{where}: missing key {missing[0]!r}")
-    return data
-
-
-def _numbers(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    for name, value in values.items():
-        for number in value.values() if isinstance(value, Mapping) else (value,):
-            if (
-                isinstance(number, bool)
-                or not isinstance(number, (int, float))
-                or not np.isfinite(number)
-                or number < 0
-            ):
-                raise DeviceError(f"{where}: {name} must be a finite number >= 0, got {number!r}")
-    return dict(values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,16 @@ def test_unknown_gpu_names_the_near_one() -> None:
         ("power", "static_w", float("nan"), "static_w must be a finite number >= 0, got nan"),
         ("power", "static_w", "55 W", "got '55 W'"),
         ("memory", "bandwith", 1.0, "unknown key 'bandwith'"),
+        ("memory", "bandwidth_bytes_per_s", 0, "bandwidth_bytes_per_s must be a finite number > 0, got 0"),
+        ("collective", "sm_bytes_per_s", 0.0, "sm_bytes_per_s must be a finite number > 0, got 0.0"),
+        ("collective", "default_sms", 108, "default_sms must be below num_sms = 108, got 108"),
+        ("clocks", "step_mhz", 0, "step_mhz must be a whole number >= 1, got 0"),
+        ("clocks", "max_mhz", 1410.0, "max_mhz must be a whole number >= 1, got 1410.0"),
+        ("clocks", "min_mhz", 2010, "clocks must lead from min_mhz to max_mhz"),
+        ("clocks", "step_mhz", 7, "in steps of step_mhz, got 210 to 1410 in steps of 7"),
+        ("compute", "peak_flops_per_s", 312.0e12, "peak_flops_per_s must map formats to numbers"),
+        ("compute", "peak_flops_per_s", {"bf16": 0.0}, "peak_flops_per_s.bf16 must be a finite number > 0, got 0.0"),
+        ("compute", "linear_efficiency", {"bf16": 0.5}, "linear_efficiency must be a finite number > 0"),
     ],
 )
 def test_a_bad_file_is_refused_with_its_place(section: str, key: str, value: object, message: str) -> None:
@@ -48,6 +59,37 @@ def test_a_bad_file_is_refused_with_its_place(section: str, key: str, value: obj
     values[section][key] = value
     with pytest.raises(DeviceError, match=f"mine.yaml.*{message}"):
         GPU.from_mapping(values, where="mine.yaml")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("num_sms", "108", "num_sms must be a whole number >= 1, got '108'"),
+        ("memory_bytes", float("nan"), "memory_bytes must be a finite number > 0, got nan"),
+        ("counter_refresh_s", -0.1, "counter_refresh_s must be a finite number >= 0, got -0.1"),
+        ("display_name", None, "display_name must be a word, got None"),
+    ],
+)
+def test_a_bad_value_outside_the_sections_is_refused(key: str, value: object, message: str) -> None:
+    with pytest.raises(DeviceError, match=f"mine.yaml.*{message}"):
+        GPU.from_mapping(a100_values() | {key: value}, where="mine.yaml")
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DeviceError, match=r"cannot read the GPU file .*mine\.yaml: No such file"):
+        GPU.from_file(tmp_path / "mine.yaml")
+    (tmp_path / "mine.yaml").write_bytes(b"\xff\xfe\x81")
+    with pytest.raises(DeviceError, match=r"mine\.yaml is no text"):
+        GPU.from_file(tmp_path / "mine.yaml")
+    (tmp_path / "mine.yaml").write_text("power: [")
+    with pytest.raises(DeviceError, match=r"mine\.yaml is no YAML"):
+        GPU.from_file(tmp_path / "mine.yaml")
+
+
+@pytest.mark.parametrize("name", [None, 3])
+def test_a_gpu_name_that_is_no_word_is_unknown(name: object) -> None:
+    with pytest.raises(DeviceError, match=f"unknown GPU {name!r}"):
+        GPU.load(name)  # type: ignore[arg-type]
 
 
 def test_a_missing_key_is_named() -> None:
