@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
@@ -65,10 +66,13 @@ class Schedule:
     block_threads: int = 1024
 
     def __post_init__(self) -> None:
-        if self.sm_count is not None and self.sm_count < 1:
-            raise PlanError(f"sm_count must be at least 1 or null, got {self.sm_count}")
-        if self.block_threads < 32 or self.block_threads % 32:
-            raise PlanError(f"block_threads must be a positive multiple of 32, got {self.block_threads}")
+        count, threads = self.sm_count, self.block_threads
+        if count is not None and (count is True or not isinstance(count, Integral) or count < 1):
+            raise PlanError(f"sm_count must be a whole number >= 1 or null, got {self.sm_count!r}")
+        if not (self.launch is None or isinstance(self.launch, str)):
+            raise PlanError(f"launch must be the name of an operator or null, got {self.launch!r}")
+        if not isinstance(threads, Integral) or threads < 32 or threads % 32:
+            raise PlanError(f"block_threads must be a positive multiple of 32, got {self.block_threads!r}")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for YAML and JSON."""
@@ -80,7 +84,7 @@ class Schedule:
         _only_known_keys(data, {"sm_count", "launch", "block_threads"}, where)
         try:
             return cls(**data)
-        except (TypeError, PlanError) as error:
+        except PlanError as error:
             raise PlanError(f"{where}: {error}") from error
 
 

@@ -98,3 +98,19 @@ def test_our_errors_are_value_errors() -> None:
     assert issubclass(EnergyLightningError, ValueError)
     with pytest.raises(ValueError, match="multiple of 32"):
         Schedule(4, "norm_0", block_threads=100)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"sm_count": 3.5}, "sm_count must be a whole number >= 1 or null, got 3.5"),
+        ({"sm_count": float("nan")}, "got nan"),
+        ({"sm_count": True}, "got True"),
+        ({"sm_count": "6"}, "got '6'"),
+        ({"launch": 3}, "launch must be the name of an operator or null, got 3"),
+        ({"block_threads": 64.0}, "block_threads must be a positive multiple of 32, got 64.0"),
+    ],
+)
+def test_a_schedule_of_the_wrong_kind_of_value_is_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        Schedule.from_dict(values)

@@ -64,7 +64,8 @@ def emulate_partitions(
         two arrays (n,).
 
     Raises:
-        DeviceError: a clock or SM count that the GPU lacks. PlanError: an operator that is not there.
+        DeviceError: a clock or SM count that the GPU lacks. PlanError: an operator that is not there, or
+            impossible block_threads.
     """
     counts = gpu.collective.default_sms if sm_count is None else sm_count
     names = [operator.name for operator in operators]
@@ -77,9 +78,10 @@ def emulate_partitions(
     )
     for frequency in np.unique(arrays[0]):
         gpu.check_frequency(frequency)
-    if collective is not None:
-        for count in np.unique(arrays[1]):
-            gpu.check_sm_count(count)
+    for count in np.unique(arrays[1]):
+        gpu.check_sm_count(count)
+    if not ((arrays[2] >= 32) & (arrays[2] % 32 == 0)).all():  # NaN fails too
+        raise PlanError(f"block_threads must be a positive multiple of 32, got {block_threads!r}")
 
     def at_clocks(clocks_mhz: Floats, rows: Rows) -> tuple[Floats, Floats]:
         chosen = Configurations(clocks_mhz, *(array[rows] for array in arrays[1:]))

@@ -204,6 +204,12 @@ def test_overlap_is_no_faster_than_either_stream_alone(
         ({"frequency_mhz": 1410, "sm_count": 108}, DeviceError, "cannot lend 108 SMs to a collective; choose 1 to 107"),
         ({"frequency_mhz": 1410, "sm_count": 0}, DeviceError, "cannot lend 0 SMs"),
         ({"frequency_mhz": 1410, "sm_count": 2.5}, DeviceError, "cannot lend 2.5 SMs"),
+        (
+            {"frequency_mhz": 1410, "block_threads": 0},
+            PlanError,
+            "block_threads must be a positive multiple of 32, got 0",
+        ),
+        ({"frequency_mhz": 1410, "block_threads": float("nan")}, PlanError, "got nan"),
         ({"frequency_mhz": 1410, "launch": "rope_0"}, PlanError, "launch='rope_0' is no operator of this partition"),
         ({"frequency_mhz": 1410, "join": "end"}, PlanError, "join='end'"),
     ],
@@ -213,3 +219,10 @@ def test_what_the_gpu_or_the_partition_lacks(
 ) -> None:
     with pytest.raises(error, match=message):
         emulate_partition(OPERATORS, COLLECTIVE, A100, **arguments)  # type: ignore[arg-type]
+
+
+def test_too_many_sms_are_refused_where_there_is_no_collective_as_well() -> None:
+    """As a plan's schedule for a partition that has none: without the check, time and energy were NaN."""
+    operators, _ = attention_microbenchmark()
+    with pytest.raises(DeviceError, match="cannot lend 108 SMs"):
+        emulate_partition(operators, None, GPU.load("a100-sxm4-40gb"), frequency_mhz=1410, sm_count=108)
