@@ -39,6 +39,14 @@ COMMANDS: dict[str, Command] = {
     "plan": Command(
         "plan a cluster job's iteration on an emulated GPU (Hydra overrides; --help)", "energy_lightning.app.plan:plan"
     ),
+    "predict": Command(
+        "energy of training runs or of inference configurations, beforehand (--help)",
+        "energy_lightning.app.predict:predict",
+    ),
+    "fit": Command("fit an energy predictor to a CSV of measurements (--help)", "energy_lightning.app.fit:fit"),
+    "sweep": Command(
+        "emulate training runs over architectures and fit their energy (--help)", "energy_lightning.app.sweep:sweep"
+    ),
     "demo": Command("fine-tune BERT under an emulated GPU and compare plans", "energy_lightning.app.demo:demo"),
 }
 

@@ -24,7 +24,11 @@ SHORT = [
 ]
 SHORT += ["trainer.accelerator=cpu", "validate_first=false", "+trainer.enable_progress_bar=false"]
 
-PLANNED_SHORT = ["points=3", "frequencies_mhz=[1110,1260,1410]", "compare_with=[]"]
+SHORTER = {
+    "plan": ["points=3", "frequencies_mhz=[1110,1260,1410]", "compare_with=[]"],
+    "predict": ["emulated_runs=40"],
+    "sweep": ["count=30"],
+}
 
 # What the README's snippets take for granted, in a file that Lightning's other ranks run again.
 BEFORE = """
@@ -66,7 +70,7 @@ def test_python_blocks_run_as_one_script(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", [line for line in COMMANDS if not line.startswith("make ")])
 def test_commands_run(line: str, tmp_path: Path) -> None:
     program, *arguments = shlex.split(line)
-    short = PLANNED_SHORT if " plan " in line else SHORT
+    short = next((arguments for name, arguments in SHORTER.items() if f" {name} " in line), SHORT)
     if "--multirun" in line:
         short = [*SHORT, "model=bert_small", "model.config.hidden_size=32"]
     modules = {"energy-lightning": ["-m", "energy_lightning.app"], "torchrun": ["-m", "torch.distributed.run"]}

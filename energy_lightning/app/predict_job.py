@@ -1,0 +1,95 @@
+"""What the commands around the energy predictors share: a job in its folder, warnings as lines, a console."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from energy_lightning.app.folder import COMPLETED, FAILED, INTERRUPTED, RUNNING, RunFolder
+from energy_lightning.app.settings import check_missing
+from energy_lightning.predict import PredictionWarning
+from energy_lightning.types import EnergyLightningError
+
+WIDTH = 110  # of tables that do not go to a terminal
+
+
+class Job:
+    """One job of a command: its settings, its folder, and a place for what people should read.
+
+    Attributes:
+        values: the settings, resolved.
+        folder: where files go; it exists.
+    """
+
+    def __init__(self, config: Any, path: Path) -> None:
+        from omegaconf import OmegaConf
+
+        check_missing(config)
+        values: Any = OmegaConf.to_container(config, resolve=True)
+        self.values: dict[str, Any] = values
+        self.folder = RunFolder(path)
+        path.mkdir(parents=True, exist_ok=True)
+        OmegaConf.save(config, self.folder.config, resolve=True)
+        self.folder.update(status=RUNNING, error=None)
+        self._console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
+
+    def say(self, what: str | Table) -> None:
+        """Print a line, a text or a table, as it is."""
+        if isinstance(what, Table):
+            self._console.print(what)
+        else:
+            self._console.print(what, highlight=False, soft_wrap=True, markup=False)
+
+    @contextmanager
+    def status(self) -> Iterator[Callable[[str], None]]:
+        """A line of progress, on a terminal only; what is given sets its text."""
+        with self._console.status("") as status:
+            yield status.update
+
+    @contextmanager
+    def telling_warnings(self) -> Iterator[list[str]]:
+        """Print the predictors' warnings as lines that start with `warning:`, each once; their texts are given."""
+        texts: list[str] = []
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield texts
+        for warning in caught:
+            text = str(warning.message)
+            if not issubclass(warning.category, PredictionWarning):
+                warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+            elif text not in texts:
+                texts.append(text)
+                self.say(f"warning: {text}")
+
+    def complete(self, files: list[str], **results: Any) -> None:
+        """Write the results into summary.json, and say where the files are."""
+        self.folder.update(status=COMPLETED, **results)
+        self.say(f"{self.folder.path}: {', '.join([*files, 'summary.json'])}")
+
+
+def run_job(config: Any, path: Path, work: Callable[[Job], None]) -> str:
+    """Do `work` on a job; its status, as in the summary. A user's mistake costs one line."""
+    folder = RunFolder(path)
+    try:
+        try:
+            work(Job(config, path))
+        except EnergyLightningError as error:
+            print(f"error: {error}", file=sys.stderr)
+            folder.update(status=FAILED, error=str(error))
+            return FAILED
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        folder.update(status=INTERRUPTED, error="interrupted by the user")
+        raise SystemExit(130) from None  # as shells count an interrupt
+    except OSError as error:
+        place = "give another folder with output_dir=FOLDER"
+        print(f"error: cannot write into {path}: {error.strerror or error}; {place}", file=sys.stderr)
+        return FAILED
+    return COMPLETED

@@ -1,0 +1,187 @@
+"""The model file of a predictor: YAML with settings, formula, accuracy, and the table that it was fitted to.
+
+Constants are there for people to read; a predictor that is loaded is fitted again to the file's own table, which takes
+well under a second and gives the same constants, so predictions, intervals and warnings are those of the first fit.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from energy_lightning.app.predict_table import ENERGY
+from energy_lightning.predict import EnergyLens, FineTuningEnergy, PredictionError, PredictionWarning, mape_pct
+from energy_lightning.predict.lens import OPTIONAL as LENS_OPTIONAL
+from energy_lightning.predict.lens import REQUIRED as LENS_REQUIRED
+from energy_lightning.predict.proxies import OPTIONAL as RUN_OPTIONAL
+from energy_lightning.predict.proxies import REQUIRED as RUN_REQUIRED
+from energy_lightning.types import ConfigError
+
+TRAINING, INFERENCE = "training", "inference"
+COLUMNS = {
+    TRAINING: (*RUN_REQUIRED, *RUN_OPTIONAL, "num_heads", "time_s"),
+    INFERENCE: (*LENS_REQUIRED, *LENS_OPTIONAL),
+}
+_SETTINGS = {TRAINING: ("law", "correction"), INFERENCE: ("form", "method", "seed")}
+_FOLDS = 5
+_HELD_W = 100.0  # GPU-seconds become the energies of a GPU that draws always this; any constant will do
+_HEAD = """\
+# Written by `energy-lightning fit`. Use it with `energy-lightning predict {kind} model_file=THIS_FILE ...`.
+# formula and accuracy are for reading; predictions come from a fit to the table below, which may be edited.
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class EnergyModel:
+    """A predictor together with its table.
+
+    Attributes:
+        kind: "training" or "inference".
+        settings: of the estimator.
+        table: a DataFrame of its columns and energy_j; time_s (of the run) too where hours can be predicted.
+        emulated: the energies are an emulated GPU's.
+    """
+
+    kind: str
+    settings: dict[str, Any]
+    table: Any
+    emulated: bool
+
+    def _estimator(self) -> Any:
+        return FineTuningEnergy(**self.settings) if self.kind == TRAINING else EnergyLens(**self.settings)
+
+    def inputs(self, table: Any) -> Any:
+        """The columns of `table` that the estimator looks at."""
+        return table[[name for name in COLUMNS[self.kind] if name in table.columns and name != "time_s"]]
+
+    @property
+    def energy_j(self) -> Any:
+        """(n,) as fitted to, joules over all GPUs."""
+        return self.table[ENERGY].to_numpy(dtype=float)
+
+    @cached_property
+    def explaining(self) -> Any:
+        """The estimator fitted to all columns; for training with the speed-ups, where the table has them."""
+        return self._estimator().fit(self.inputs(self.table), self.energy_j)
+
+    @cached_property
+    def predicting(self) -> Any:
+        """The estimator for new configurations, whose speed-up nobody has measured: communication has prices."""
+        if self.kind == INFERENCE or "speedup" not in self.table.columns:
+            return self.explaining
+        return self._estimator().fit(self.inputs(self.table).drop(columns="speedup"), self.energy_j)
+
+    @cached_property
+    def timing(self) -> Any | None:
+        """The training law fitted to GPU-seconds, or None where the table has no column time_s."""
+        if self.kind == INFERENCE or "time_s" not in self.table.columns:
+            return None
+        held_j = self.table["time_s"].to_numpy(dtype=float) * self.table["num_gpus"].to_numpy(dtype=float) * _HELD_W
+        return self._estimator().fit(self.inputs(self.table).drop(columns="speedup", errors="ignore"), held_j)
+
+    def time_s(self, table: Any) -> Any:
+        """(n,) predicted seconds of training runs, NaN where the model has no times."""
+        if self.timing is None:
+            return np.full(len(table), np.nan)
+        gpu_s = self.timing.predict(self.inputs(table)) / _HELD_W
+        return gpu_s / table["num_gpus"].to_numpy(dtype=float)
+
+    def apart_j(self, seed: int = 0) -> Any:
+        """(n,) joules that each row is predicted by a fit to other rows, in 5 folds; NaN with fewer than 15 rows."""
+        n = len(self.table)
+        if n < 3 * _FOLDS:
+            return np.full(n, np.nan)
+        folds = np.random.default_rng(seed).permutation(n) % _FOLDS
+        inputs, result = self.inputs(self.table).drop(columns="speedup", errors="ignore"), np.empty(n)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PredictionWarning)  # the fit to all rows has told what there is to tell
+            for fold in range(_FOLDS):
+                learn = self._estimator().fit(inputs[folds != fold], self.energy_j[folds != fold])
+                result[folds == fold] = learn.predict(inputs[folds == fold])
+        return result
+
+    def words(self) -> str:
+        """The formula (inference) or the law's summary (training)."""
+        return str(self.explaining.formula() if self.kind == INFERENCE else self.explaining.summary())
+
+    def save(self, path: Path, **accuracy: float) -> Path:
+        """Write the file; returns `path`."""
+        import yaml
+
+        class _Dumper(yaml.SafeDumper):
+            pass
+
+        _Dumper.add_representer(
+            str,
+            lambda dumper, text: dumper.represent_scalar(
+                "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
+            ),
+        )
+        content = {
+            "kind": self.kind,
+            "emulated": self.emulated,
+            "settings": self.settings,
+            "accuracy": {"rows": len(self.table)} | {name: round(value, 3) for name, value in accuracy.items()},
+            "formula": "\n".join(line.rstrip() for line in self.words().splitlines()) + "\n",
+            "table": self.table.to_csv(index=False),
+        }
+        text = yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+        path.write_text(_HEAD.format(kind=self.kind) + text, encoding="utf-8")
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path, kind: str) -> EnergyModel:
+        """Read a file that `save` wrote.
+
+        Raises:
+            ConfigError: no such file, not a model file, or one of the other kind.
+        """
+        import pandas
+        import yaml
+
+        file = Path(path)
+        if not file.is_file():
+            raise ConfigError(f"no model file {file}; write one with `energy-lightning fit kind={kind} csv=FILE`")
+        try:
+            content = yaml.safe_load(file.read_text(encoding="utf-8"))
+            found, settings, emulated = content["kind"], dict(content["settings"]), bool(content["emulated"])
+            table = pandas.read_csv(io.StringIO(content["table"]))
+        except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"{file} is no model file ({error}); write one with `energy-lightning fit`") from error
+        if found != kind:
+            raise ConfigError(f"{file} is a model of {found}, not of {kind}: use `energy-lightning predict {found}`")
+        if ENERGY not in table.columns:
+            raise ConfigError(f"{file}: its table has no column {ENERGY}; fit again")
+        return cls(kind, {name: settings[name] for name in _SETTINGS[kind] if name in settings}, table, emulated)
+
+
+def fitted_model(kind: str, table: Any, energy_j: Any, settings: dict[str, Any], *, emulated: bool) -> EnergyModel:
+    """A model of the columns of `table` that its kind knows, fitted.
+
+    Raises:
+        ConfigError: an unknown kind. PredictionError: what the estimators raise.
+    """
+    if kind not in COLUMNS:
+        raise ConfigError(f"unknown kind={kind}; choose one of {', '.join(COLUMNS)}")
+    kept = table[[name for name in COLUMNS[kind] if name in table.columns]]
+    if "time_s" in kept and not (kept["time_s"] > 0.0).all():
+        raise PredictionError("column time_s must be > 0 in every row; drop failed runs, or the column")
+    chosen = {name: settings[name] for name in _SETTINGS[kind]}
+    model = EnergyModel(kind, chosen, kept.assign(**{ENERGY: energy_j}), emulated)
+    _ = model.explaining  # refuses what cannot be fitted, before anything is written
+    return model
+
+
+def accuracy_of(model: EnergyModel, apart_j: Any) -> dict[str, float]:
+    """Mean absolute percentage errors: of the fitted rows, and of rows apart from the fit where there are enough."""
+    fitted = mape_pct(model.energy_j, model.explaining.predict(model.inputs(model.table)))
+    accuracy = {"mape_of_fitted_rows_pct": fitted}
+    if np.isfinite(apart_j).all():
+        accuracy["mape_of_rows_apart_pct"] = mape_pct(model.energy_j, apart_j)
+    return accuracy

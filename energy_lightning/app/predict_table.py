@@ -1,0 +1,73 @@
+"""Tables of measurements from CSV files: columns renamed, energies in joules, mistakes named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from energy_lightning.predict import PredictionError
+from energy_lightning.types import ConfigError
+
+ENERGY = "energy_j"
+JOULES = {"J": 1.0, "mJ": 1e-3, "kJ": 1e3, "Wh": 3.6e3, "kWh": 3.6e6}
+
+
+def read_table(path: str | Path, columns: Mapping[str, str | None]) -> Any:
+    """The DataFrame of a CSV file. `columns`: our name -> the file's, or None where it is the same.
+
+    Raises:
+        ConfigError: no such file. PredictionError: not a CSV with rows, or a column of `columns` that it has not.
+    """
+    import pandas
+
+    file = Path(path)
+    if not file.is_file():
+        raise ConfigError(f"no file {file}; give a CSV with one row a configuration")
+    try:
+        table = pandas.read_csv(file)
+    except (pandas.errors.EmptyDataError, pandas.errors.ParserError, UnicodeDecodeError) as error:
+        raise PredictionError(f"{file} is not a CSV table: {error}") from error
+    if table.empty:
+        raise PredictionError(f"{file} has no rows below its header")
+    renamed = {ours: theirs for ours, theirs in columns.items() if theirs is not None}
+    for ours, theirs in renamed.items():
+        if theirs not in table.columns:
+            raise PredictionError(f"columns.{ours}={theirs}: {file} has no such column; it has {_listed(table)}")
+    return table.assign(**{ours: table[theirs] for ours, theirs in renamed.items()})
+
+
+def energy_of(table: Any, column: str, unit: str) -> Any:
+    """(n,) joules: the table's energies.
+
+    Raises:
+        ConfigError: an unknown unit. PredictionError: no such column; one in another unit is pointed at.
+    """
+    if unit not in JOULES:
+        raise ConfigError(f"unknown energy_unit={unit}; choose one of {', '.join(JOULES)}")
+    if column not in table.columns:
+        like = [name for name in table.columns if "energy" in name.lower()]
+        hint = f"; the energies may be in {', '.join(like)}" if like else ""
+        raise PredictionError(
+            f"no column {column}{hint}. The table has {_listed(table)}. Name the column with energy_column=NAME and "
+            f"its unit with energy_unit={'|'.join(JOULES)}"
+        )
+    named = next((known for known in JOULES if column.lower().endswith(f"_{known.lower()}")), None)
+    if named is not None and named != unit:
+        raise PredictionError(
+            f"column {column} is named as if in {named}, energy_unit is {unit}: give energy_unit={named}, or rename it"
+        )
+    import pandas
+
+    values = pandas.to_numeric(table[column], errors="coerce")
+    if values.isna().any():
+        row = int(values.isna().to_numpy().argmax())
+        raise PredictionError(
+            f"column {column} must hold numbers: row {row} has {table[column].iloc[row]!r} ({int(values.isna().sum())} "
+            f"such rows of {len(table)}); drop failed runs first"
+        )
+    return values.to_numpy(dtype=float) * JOULES[unit]
+
+
+def _listed(table: Any) -> str:
+    return ", ".join(map(str, table.columns))

@@ -1,0 +1,152 @@
+"""The runs of a sweep: drawn from the factors' values, emulated one by one, and kept in a file that only grows."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from energy_lightning.emulation import GPU, check_memory
+from energy_lightning.predict.proxies import STRATEGIES
+from energy_lightning.predict.sweep import FineTuningRun, emulated_sweep
+from energy_lightning.types import ConfigError, EnergyLightningError, MeasurementError
+
+FACTORS = (
+    "num_layers",
+    "hidden_size",
+    "num_heads",
+    "ffn_size",
+    "sequence_length",
+    "batch_size",
+    "strategy",
+    "num_gpus",
+)
+_MOST_COMBINATIONS = 200_000
+
+Settings = dict[str, Any]  # of one run: FACTORS and tokens
+
+
+def design(values: Mapping[str, Any]) -> list[Settings]:
+    """Different runs from the factors' values: all combinations, or `count` of them drawn with `seed`.
+
+    "single" takes one GPU whatever num_gpus says, tp and fsdp those of num_gpus above one.
+
+    Raises:
+        ConfigError: a factor without values, too many combinations, or count or tokens out of range.
+    """
+    lists = [_values_of(name, values[name]) for name in FACTORS]
+    tokens, count = values["tokens"], values["count"]
+    if isinstance(tokens, bool) or not isinstance(tokens, (int, float)) or not 0.0 < tokens < math.inf:
+        raise ConfigError(f"tokens must be a finite number > 0 (of each run), got {tokens!r}")
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+        raise ConfigError(f"count must be a whole number > 0, or null for all combinations, got {count!r}")
+    total = math.prod(map(len, lists))
+    if total > _MOST_COMBINATIONS:
+        raise ConfigError(f"the factors have {total} combinations, at most {_MOST_COMBINATIONS}: give fewer values")
+    combinations = itertools.product(*lists)
+    runs = {tuple(run.values()): run for run in _possible(combinations, float(tokens))}
+    everything = list(runs.values())
+    if not everything:
+        raise ConfigError("no run has these values: single goes with one GPU, tp and fsdp with num_gpus above one")
+    if count is None or count >= len(everything):
+        return everything
+    chosen = np.random.default_rng(values["seed"]).choice(len(everything), count, replace=False)
+    return [everything[i] for i in chosen]
+
+
+def _possible(combinations: Iterator[tuple[Any, ...]], tokens: float) -> Iterator[Settings]:
+    for combination in combinations:
+        run = dict(zip(FACTORS, combination, strict=True))
+        if run["strategy"] == "single":
+            run["num_gpus"] = 1
+        if (run["strategy"] == "single") == (run["num_gpus"] == 1):
+            yield run | {"tokens": tokens}
+
+
+def _values_of(name: str, given: Any) -> list[Any]:
+    values = list(given) if isinstance(given, list) else [given]
+    wanted: type = str if name == "strategy" else int
+    if not values or any(isinstance(v, bool) or not isinstance(v, wanted) for v in values):
+        raise ConfigError(f"{name} must be a list of {'names' if wanted is str else 'whole numbers'}, got {given!r}")
+    if wanted is str and (unknown := [v for v in values if v not in STRATEGIES]):
+        raise ConfigError(f"unknown {name}={unknown[0]}; choose from {', '.join(STRATEGIES)}")
+    if wanted is int and min(values) < 1:
+        raise ConfigError(f"{name} must be > 0, got {given!r}")
+    return values
+
+
+@dataclass
+class RunFile:
+    """runs.jsonl: a line for each run that ended, with its row or the reason why it could not be.
+
+    Lines are only appended. One that a kill left half written is cut off; its run is done again.
+    """
+
+    path: Path
+    known: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.path.exists():
+            return
+        content = self.path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            with self.path.open("r+b") as file:
+                file.truncate(len(whole))
+        for number, line in enumerate(whole.splitlines(), 1):
+            try:
+                entry = json.loads(line)
+                self.known[entry["key"]] = entry
+            except (ValueError, KeyError, TypeError) as error:
+                raise MeasurementError(
+                    f"{self.path}, line {number} is not a run of a sweep; remove the line, or give another output_dir"
+                ) from error
+
+    def add(self, key: str, **content: Any) -> None:
+        """Append a run; it is on its way to the disk when this returns."""
+        self.known[key] = {"key": key, **content}
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(self.known[key]) + "\n")
+
+
+def key_of(run: Settings, gpu: GPU, dtype: str) -> str:
+    """The same for the same run on the same GPU model."""
+    return json.dumps({**run, "gpu_model": gpu.name, "dtype": dtype}, sort_keys=True)
+
+
+def emulate_all(
+    runs: Sequence[Settings], gpu: GPU, dtype: str, file: RunFile, progress: Callable[[int], None]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], int]:
+    """Rows of the runs that ended well, of those that failed (settings and reason), and how many were known before."""
+    rows, failures, before = [], [], 0
+    for number, run in enumerate(runs, 1):
+        key = key_of(run, gpu, dtype)
+        if key in file.known:
+            before += 1
+        else:
+            file.add(key, **_outcome(run, gpu, dtype))
+        entry = file.known[key]
+        if "row" in entry:
+            rows.append(entry["row"])
+        else:
+            failures.append({**run, "reason": entry["failed"]})
+        progress(number)
+    return rows, failures, before
+
+
+def _outcome(run: Settings, gpu: GPU, dtype: str) -> dict[str, Any]:
+    """The run's row, or why it failed."""
+    try:
+        if run["hidden_size"] % run["num_heads"]:
+            raise ConfigError(f"num_heads={run['num_heads']} does not divide hidden_size={run['hidden_size']}")
+        wanted = FineTuningRun(**run)
+        check_memory(wanted.workload(dtype), gpu)
+        return {"row": {name: values[0] for name, values in emulated_sweep([wanted], gpu, dtype=dtype).items()}}
+    except EnergyLightningError as error:
+        return {"failed": str(error)}
