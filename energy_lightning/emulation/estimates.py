@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,10 @@ class Estimate:
 
     time_s: float
     energy_j: float
+
+    def __iter__(self) -> Iterator[float]:
+        """`time_s, energy_j = estimate`."""
+        return iter((self.time_s, self.energy_j))
 
     @property
     def power_w(self) -> float:
@@ -76,9 +80,9 @@ def emulate_partitions(
         _indices(launch, names, EXPOSED, "launch"),
         _indices(join, names, len(names), "join"),
     )
-    for frequency in np.unique(arrays[0]):
+    for frequency in sorted(set(arrays[0].tolist())):
         gpu.check_frequency(frequency)
-    for count in np.unique(arrays[1]):
+    for count in sorted(set(arrays[1].tolist())):
         gpu.check_sm_count(count)
     if not ((arrays[2] >= 32) & (arrays[2] % 32 == 0)).all():  # NaN fails too
         raise PlanError(f"block_threads must be a positive multiple of 32, got {block_threads!r}")
@@ -121,6 +125,8 @@ def emulate_partition(
         launch=launch,
         join=join,
     )
+    if time_s.size != 1:
+        raise PlanError(f"emulate_partition takes one configuration, got {time_s.size}; emulate_partitions takes many")
     return Estimate(float(time_s[0]), float(energy_j[0]))
 
 

@@ -60,19 +60,27 @@ class Configurations:
 
 
 def operator_time_s(
-    operator: Operator, gpu: GPU, frequency_mhz: Floats, num_sms: Floats | float, bandwidth: Floats | float
+    operators: Sequence[Operator], gpu: GPU, frequency_mhz: Floats, num_sms: Floats | float, bandwidth: Floats | float
 ) -> tuple[Floats, Floats]:
-    """Time (s) on `num_sms` SMs with `bandwidth` bytes/s of device memory, and the share of it that memory is busy."""
-    scale = gpu.clock_ratio(frequency_mhz) * (num_sms / gpu.num_sms)
+    """Time (s) of k operators on `num_sms` SMs with `bandwidth` bytes/s of device memory, and the share of it that
+    memory is busy: (k, n) each, all operators at once because most of the cost is numpy's per call."""
+    overhead_s = gpu.compute.launch_overhead_s
+    rows = [(o.flops, o.bytes, _cached_bytes(o), o.num_kernels * overhead_s, _flops_per_s(o, gpu)) for o in operators]
+    flops, moved, cached, launches_s, peak = np.array(rows).reshape(-1, 5).T[:, :, None]
+    compute = flops / (peak * (gpu.clock_ratio(frequency_mhz) * (num_sms / gpu.num_sms)))
+    issue = moved / (gpu.memory.sm_bytes_per_cycle * num_sms * frequency_mhz * 1e6)
+    dram = moved / bandwidth
+    cache = cached / gpu.memory.cache_bytes_per_s
+    busy = (compute**_SMOOTHNESS + issue**_SMOOTHNESS + dram**_SMOOTHNESS + cache**_SMOOTHNESS) ** (1.0 / _SMOOTHNESS)
+    time_s = busy + launches_s
+    return time_s, dram / np.maximum(time_s, 1e-15)  # an operator of no work takes no time
+
+
+def _flops_per_s(operator: Operator, gpu: GPU) -> float:
+    """What the operator reaches of the peak, all SMs at the highest clock."""
     efficiency = gpu.compute.attention_efficiency if operator.kind == "attention" else gpu.compute.linear_efficiency
     efficiency *= operator.efficiency * (gpu.compute.gradient_efficiency if operator.gradient else 1.0)
-    compute = operator.flops / (efficiency * gpu.peak_flops_per_s(operator.dtype) * scale)
-    issue = operator.bytes / (gpu.memory.sm_bytes_per_cycle * num_sms * frequency_mhz * 1e6)
-    dram = operator.bytes / np.asarray(bandwidth, dtype=np.float64)
-    cache = _cached_bytes(operator) / gpu.memory.cache_bytes_per_s
-    busy = (compute**_SMOOTHNESS + issue**_SMOOTHNESS + dram**_SMOOTHNESS + cache**_SMOOTHNESS) ** (1.0 / _SMOOTHNESS)
-    time_s = busy + operator.num_kernels * gpu.compute.launch_overhead_s
-    return time_s, dram / np.maximum(time_s, 1e-15)  # an operator of no work takes no time
+    return efficiency * gpu.peak_flops_per_s(operator.dtype)
 
 
 def _cached_bytes(operator: Operator) -> float:
@@ -97,18 +105,22 @@ def collective_time_s(collective: Collective, gpu: GPU, configurations: Configur
     return links.stall_s + links.latency_s + moving_s
 
 
-def _operator_energy_j(operator: Operator, gpu: GPU, v2: Floats) -> Floats:
+def _operators_energy_j(operators: Sequence[Operator], gpu: GPU, v2: Floats) -> Floats:
     power = gpu.power
-    per_flop = power.attention_joule_per_flop if operator.kind == "attention" else power.joule_per_flop
-    return operator.flops * per_flop * v2 + operator.bytes * power.joule_per_byte
+    per_flop = {"attention": power.attention_joule_per_flop}
+    flops_j = sum(o.flops * per_flop.get(o.kind, power.joule_per_flop) for o in operators)
+    return flops_j * v2 + power.joule_per_byte * sum(o.bytes for o in operators)
 
 
-def _side_by_side(operator: Operator, gpu: GPU, c: Configurations, bandwidth: Floats) -> tuple[Floats, Floats]:
-    """Time (s) of `operator` while the collective runs beside it, and the collective's speed relative to alone."""
+def _side_by_side(
+    operators: Sequence[Operator], gpu: GPU, c: Configurations, bandwidth: Floats
+) -> tuple[Floats, Floats]:
+    """Time (s) of k operators while the collective runs beside each, and its speed relative to alone: (k, n) each."""
     links = gpu.collective
-    time_s, memory_busy = operator_time_s(operator, gpu, c.frequency_mhz, gpu.num_sms - c.sm_count, bandwidth)
-    slowed = 1.0 + _SHARE_SLOWED[operator.kind] * links.product_slowdown
-    beside_linear = links.slowdown_by_linear if operator.kind == "linear" else 0.0
+    time_s, memory_busy = operator_time_s(operators, gpu, c.frequency_mhz, gpu.num_sms - c.sm_count, bandwidth)
+    rows = [(1.0 + _SHARE_SLOWED[o.kind] * links.product_slowdown, o.kind == "linear") for o in operators]
+    slowed, is_linear = np.array(rows).reshape(-1, 2).T[:, :, None]
+    beside_linear = links.slowdown_by_linear * is_linear
     return slowed * time_s, 1.0 / (1.0 + links.slowdown_by_memory * memory_busy / slowed + beside_linear)
 
 
@@ -117,39 +129,55 @@ def partition_time_and_energy(
 ) -> tuple[Floats, Floats]:
     """Time (s) and energy (J, static included) per GPU, each (n,)."""
     c = configurations
-    n = c.frequency_mhz.shape
     v2 = gpu.voltage_squared(c.frequency_mhz)
     fv2 = v2 * gpu.clock_ratio(c.frequency_mhz)
-    bandwidth = gpu.memory.bandwidth_bytes_per_s * gpu.memory.bandwidth_efficiency
-    alone_s = collective_time_s(collective, gpu, c) if collective else np.zeros(n)
-    wire = collective.wire_bytes if collective else 0.0
-    drawn = np.minimum(_MEMORY_BYTES_PER_WIRE_BYTE * wire / np.maximum(alone_s, 1e-12), 0.5 * bandwidth)
+    power, bandwidth = gpu.power, gpu.memory.bandwidth_bytes_per_s * gpu.memory.bandwidth_efficiency
+    solo_s, _ = operator_time_s(operators, gpu, c.frequency_mhz, float(gpu.num_sms), bandwidth)
+    if collective is None:
+        time_s: Floats = solo_s.sum(axis=0)
+        active_s, collective_j = time_s, np.zeros_like(time_s)
+    else:
+        wire, alone_s = collective.wire_bytes, collective_time_s(collective, gpu, c)
+        drawn = np.minimum(_MEMORY_BYTES_PER_WIRE_BYTE * wire / np.maximum(alone_s, 1e-12), 0.5 * bandwidth)
+        beside = _side_by_side(operators, gpu, c, bandwidth - drawn)
+        compute_s, together_s, exposed_s = _two_streams(solo_s, *beside, alone_s, c)
+        time_s = exposed_s + compute_s
+        active_s = compute_s - together_s * c.sm_count / gpu.num_sms
+        full_rate_s = exposed_s * wire / gpu.collective.link_bytes_per_s / np.maximum(alone_s, 1e-12)
+        collective_j = power.sm_collective_w * c.sm_count * (exposed_s + together_s) + power.exposed_w * full_rate_s
+        collective_j = fv2 * collective_j + power.joule_per_link_byte * wire
+    energy_j = _operators_energy_j(operators, gpu, v2) + collective_j + power.static_w * time_s
+    return time_s, energy_j + fv2 * (power.idle_clock_w * time_s + power.sm_active_w * active_s)
 
-    remaining_s = alone_s.copy()  # of the collective, in seconds of running alone
-    exposed = c.launch == EXPOSED
-    exposed_s = np.where(exposed, remaining_s, 0.0)  # only the collective runs
-    together_s, compute_s, energy_j = np.zeros(n), np.zeros(n), np.zeros(n)
-    remaining_s = np.where(exposed, 0.0, remaining_s)
-    for i, operator in enumerate(operators):
-        solo_s, _ = operator_time_s(operator, gpu, c.frequency_mhz, float(gpu.num_sms), bandwidth)
-        shared_s, rate = _side_by_side(operator, gpu, c, bandwidth - drawn)
-        before_s = np.where((c.join == i) & (c.launch < i), remaining_s, 0.0)
-        remaining_s = remaining_s - before_s
+
+def _two_streams(
+    solo_s: Floats, shared_s: Floats, rate: Floats, alone_s: Floats, c: Configurations
+) -> tuple[Floats, Floats, Floats]:
+    """Time (s) that operators run, that the collective runs beside one of them and that it runs alone, (n,) each.
+
+    solo_s, shared_s: every operator without and beside the collective, (k, n); rate: the collective's speed beside it.
+    alone_s: the collective's time with nothing beside it, (n,).
+    """
+    launched_first = c.launch == EXPOSED
+    exposed_s = np.where(launched_first, alone_s, 0.0)
+    remaining_s = np.where(launched_first, 0.0, alone_s)  # of the collective, in seconds of running alone
+    together_s, compute_s = np.zeros_like(alone_s), np.zeros_like(alone_s)
+    some_wait = bool((c.join < len(solo_s)).any())
+    for i in range(len(solo_s)):
+        if some_wait:
+            before_s = np.where((c.join == i) & (c.launch < i), remaining_s, 0.0)
+            exposed_s += before_s
+            remaining_s = remaining_s - before_s
         running = (c.launch <= i) & (remaining_s > 0.0)
-        beside_s = np.where(running, np.minimum(shared_s, remaining_s / rate), 0.0)
-        remaining_s = np.where(running, np.maximum(remaining_s - beside_s * rate, 0.0), remaining_s)
-        after_s = np.where((c.join == i) & (c.launch == i), remaining_s, 0.0)
-        remaining_s = remaining_s - after_s
-        exposed_s += before_s + after_s
+        if not running.any():
+            compute_s += solo_s[i]
+            continue
+        beside_s = np.where(running, np.minimum(shared_s[i], remaining_s / rate[i]), 0.0)
+        remaining_s = np.where(running, np.maximum(remaining_s - beside_s * rate[i], 0.0), remaining_s)
         together_s += beside_s
-        compute_s += beside_s + (1.0 - beside_s / np.maximum(shared_s, 1e-15)) * solo_s
-        energy_j += _operator_energy_j(operator, gpu, v2)
-    exposed_s += remaining_s
-    time_s = exposed_s + compute_s
-    power = gpu.power
-    active_j = power.sm_active_w * (compute_s - together_s * c.sm_count / gpu.num_sms)
-    full_rate_s = exposed_s * wire / gpu.collective.link_bytes_per_s / np.maximum(alone_s, 1e-12)
-    collective_j = power.sm_collective_w * c.sm_count * (exposed_s + together_s) + power.exposed_w * full_rate_s
-    energy_j += power.static_w * time_s + fv2 * (power.idle_clock_w * time_s + active_j + collective_j)
-    energy_j += power.joule_per_link_byte * wire
-    return time_s, energy_j
+        compute_s += beside_s + (1.0 - beside_s / np.maximum(shared_s[i], 1e-15)) * solo_s[i]
+        if some_wait:
+            after_s = np.where((c.join == i) & (c.launch == i), remaining_s, 0.0)
+            exposed_s += after_s
+            remaining_s = remaining_s - after_s
+    return compute_s, together_s, exposed_s + remaining_s

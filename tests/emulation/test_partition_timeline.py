@@ -36,18 +36,21 @@ def stepped_s(frequency_mhz: int, sm_count: int, launch: str, join: str | None, 
     """Integrates progress in small steps: one operator at a time, a collective beside it."""
     total_s, remaining_s = 0.0, alone_s(frequency_mhz, sm_count)
     wire_rate = min(2.0 * COLLECTIVE.wire_bytes / remaining_s, 0.5 * BANDWIDTH)
-    launched = False
+    launched, clock = False, np.array([float(frequency_mhz)])
     for i, operator in enumerate(OPERATORS):
         if launched and join == operator.name and remaining_s > 0:
             total_s, remaining_s = total_s + remaining_s, 0.0
         launched = launched or operator.name == launch
-        solo_s = float(operator_time_s(operator, A100, float(frequency_mhz), A100.num_sms, BANDWIDTH)[0])
-        shared_s, busy = operator_time_s(
-            operator, A100, float(frequency_mhz), A100.num_sms - sm_count, BANDWIDTH - wire_rate
+        solo_s = float(operator_time_s([operator], A100, clock, float(A100.num_sms), BANDWIDTH)[0][0, 0])
+        shared_s, busy = (
+            float(value[0, 0])
+            for value in operator_time_s(
+                [operator], A100, clock, np.array([float(A100.num_sms - sm_count)]), BANDWIDTH - wire_rate
+            )
         )
         slowed = 1.0 + {"linear": 1.0, "attention": 0.5, "memory": 0.0}[operator.kind] * LINKS.product_slowdown
-        shared_s = slowed * float(shared_s)
-        slow = LINKS.slowdown_by_memory * float(busy) / slowed
+        shared_s *= slowed
+        slow = LINKS.slowdown_by_memory * busy / slowed
         slow += LINKS.slowdown_by_linear if operator.kind == "linear" else 0.0
         done = 0.0 if solo_s > 0 else 1.0  # an operator of no work takes no time
         while done < 1.0:
@@ -120,7 +123,12 @@ def test_batch_equals_scalars() -> None:
             sm_count=int(counts[i]),
             launch=launches[i],
         )
-        assert (times[i], energies[i]) == pytest.approx((one.time_s, one.energy_j), rel=1e-12)
+        assert (times[i], energies[i]) == pytest.approx(tuple(one), rel=1e-12)  # an estimate unpacks
+
+
+def test_many_configurations_at_once_are_not_taken_for_one() -> None:
+    with pytest.raises(PlanError, match="one configuration, got 2; emulate_partitions"):
+        emulate_partition(OPERATORS, COLLECTIVE, A100, frequency_mhz=np.array([900, 1410]))  # type: ignore[arg-type]
 
 
 def test_720_configurations_take_less_than_a_fifth_of_a_second() -> None:
