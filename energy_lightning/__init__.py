@@ -26,10 +26,12 @@ if TYPE_CHECKING:
         PartitionProfiler,
     )
     from energy_lightning.predict import EnergyLens, FineTuningEnergy, SpeedupLaw
+    from energy_lightning.recurring import BatchSizeOptimizer, choose_power_limit
     from energy_lightning.types import Budget, EnergyLightningError, Measurement, PhasePlan, Plan, Schedule
     from energy_lightning.workload import Workload
 
 __all__ = [
+    "BatchSizeOptimizer",
     "Budget",
     "EnergyLens",
     "EnergyLightningError",
@@ -46,6 +48,7 @@ __all__ = [
     "SpeedupLaw",
     "Workload",
     "__version__",
+    "choose_power_limit",
 ]
 
 _NAMES_IN = {
@@ -57,6 +60,7 @@ _NAMES_IN = {
         "PartitionProfiler",
     ),
     "energy_lightning.predict": ("EnergyLens", "FineTuningEnergy", "SpeedupLaw"),
+    "energy_lightning.recurring": ("BatchSizeOptimizer", "choose_power_limit"),
     "energy_lightning.types": ("Budget", "EnergyLightningError", "Measurement", "PhasePlan", "Plan", "Schedule"),
     "energy_lightning.workload": ("Workload",),
 }

@@ -1,0 +1,25 @@
+"""Recurring jobs and power limits, as in Zeus and beyond (floor 1: numpy and the standard library's sqlite3)."""
+
+from energy_lightning.recurring.optimizer import POLICIES, BatchSizeOptimizer, Belief
+from energy_lightning.recurring.power import PowerLimitSample, PowerObjective, choose_power_limit
+from energy_lightning.recurring.runs import (
+    RecurringError,
+    Run,
+    StoreError,
+    TargetNeverReachedError,
+    TargetNeverReachedWarning,
+)
+
+__all__ = [
+    "POLICIES",
+    "BatchSizeOptimizer",
+    "Belief",
+    "PowerLimitSample",
+    "PowerObjective",
+    "RecurringError",
+    "Run",
+    "StoreError",
+    "TargetNeverReachedError",
+    "TargetNeverReachedWarning",
+    "choose_power_limit",
+]

@@ -1,0 +1,221 @@
+"""The batch size of a job that runs again and again: suggest, watch, observe (floor 1)."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from energy_lightning.recurring import learned, published
+from energy_lightning.recurring import store as rows
+from energy_lightning.recurring.runs import (
+    CostRule,
+    Outcome,
+    RecurringError,
+    Run,
+    TargetNeverReachedError,
+    TargetNeverReachedWarning,
+    View,
+)
+from energy_lightning.recurring.store import RunStore
+
+POLICIES = {"learned": learned, "published": published}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Belief:
+    """What is believed of one batch size: mean cost in J with its standard deviation (NaN unknown), and its runs."""
+
+    batch_size: int
+    cost_j: float
+    cost_sd_j: float
+    num_runs: int
+    num_reached: int
+    num_running: int
+
+
+class BatchSizeOptimizer:
+    """Chooses the batch size of each recurrence from what earlier ones cost.
+
+        optimizer = BatchSizeOptimizer([8, 16, 32, 64], default=32, max_power_w=250, store="job.sqlite")
+        batch_size = optimizer.suggest()
+        ...  # train; now and then: if optimizer.should_stop(energy_j=..., time_s=...): stop, target not reached
+        optimizer.observe(batch_size, energy_j=..., time_s=..., reached_target=True)
+
+    Energy is over all GPUs of the job, in J, and `max_power_w` their power limits together; cost = eta x energy +
+    (1 - eta) x max_power_w x time. A run is to stop past `beta` x the least cost so far. `window`: only the last so
+    many finished runs count, for a job that drifts. `lease_s`: a job silent for longer (no should_stop, no observe) is
+    taken for dead. `policy`: "learned", or "published" as in You et al., NSDI 2023. Any number of processes may share
+    `store`; one optimizer serves one process. Raises RecurringError on wrong settings, StoreError on a foreign or
+    damaged store.
+    """
+
+    def __init__(
+        self,
+        batch_sizes: Sequence[int],
+        *,
+        default: int,
+        max_power_w: float,
+        store: str | Path,
+        eta: float = 0.5,
+        beta: float = 2.0,
+        seed: int = 0,
+        policy: str = "learned",
+        window: int | None = None,
+        lease_s: float = 6 * 3600.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.batch_sizes, self.default = _checked_arms(batch_sizes, default), default
+        self.cost = CostRule(eta=eta, max_power_w=max_power_w)
+        if not 1.0 < beta < math.inf:
+            raise RecurringError(f"beta must be more than 1 and finite, got {beta}: 2.0 stops at twice the least cost")
+        if policy not in POLICIES:
+            raise RecurringError(f"unknown policy {policy!r}; known: {', '.join(POLICIES)}")
+        if (window is not None and window < len(self.batch_sizes)) or not 0.0 < lease_s < math.inf:
+            raise RecurringError(
+                f"window must hold a run of each of {len(self.batch_sizes)} batch sizes and lease_s be positive, "
+                f"got window={window}, lease_s={lease_s}"
+            )
+        self.beta, self.window, self.lease_s = beta, window, lease_s
+        self._policy, self._seed, self._clock = POLICIES[policy], seed, clock
+        self._open: dict[int, int] = {}  # run_id -> batch size of this process's suggestions, oldest first
+        self._store = RunStore(store)
+
+    def suggest(self, *, power_limit_w: float | None = None) -> int:
+        """The batch size of the next run, which holds a lease from now on.
+
+        Runs under other power limits than `power_limit_w` count as a prior. Where every size was tried and none reached
+        the target, warns TargetNeverReachedWarning and keeps the default.
+        """
+        now_s = self._clock()
+        with self._store.changing() as connection:
+            rows.bury(connection, now_s)
+            runs = rows.read(connection)
+            view = self._view(runs, power_limit_w)
+            lost = view.never_reached()
+            arm = view.default if lost else self._policy.suggest(view, np.random.default_rng([self._seed, len(runs)]))
+            batch_size = self.batch_sizes[arm]
+            run_id = rows.start(connection, batch_size, now_s + self.lease_s, power_limit_w)
+        self._open[run_id] = batch_size
+        if lost:
+            warnings.warn(self._never_reached(), TargetNeverReachedWarning, stacklevel=2)
+        return batch_size
+
+    def should_stop(self, *, energy_j: float, time_s: float) -> bool:
+        """Whether a run that has spent this much is past beta x the least cost of a run that reached the target.
+
+        Also renews the leases of this process's runs. Never True while no run has reached the target.
+        """
+        spent = self.cost(energy_j, time_s)
+        with self._store.changing() as connection:
+            for run_id in self._open:
+                rows.renew(connection, run_id, self._clock() + self.lease_s)
+            least = self._view(rows.read(connection), None).least_cost()
+        return least is not None and spent > self.beta * least
+
+    def observe(
+        self,
+        batch_size: int,
+        *,
+        energy_j: float,
+        time_s: float,
+        reached_target: bool,
+        power_limit_w: float | None = None,
+    ) -> None:
+        """Report a run: energy in J over all GPUs and time in s, whether it ended or was stopped.
+
+        Completes this process's oldest open suggestion of that size; without one, adds a run that nobody suggested.
+        Raises RecurringError where the size is no arm or the figures cannot be.
+        """
+        if batch_size not in self.batch_sizes:
+            raise RecurringError(
+                f"batch size {batch_size} is none of {list(self.batch_sizes)}: report what was suggested"
+            )
+        self.cost(energy_j, time_s)
+        run_id = next((key for key, size in self._open.items() if size == batch_size), None)
+        with self._store.changing() as connection:
+            known = rows.start(connection, batch_size, 0.0, power_limit_w) if run_id is None else run_id
+            report = Run(
+                run_id=known,
+                batch_size=batch_size,
+                state="done",
+                reached_target=reached_target,
+                energy_j=energy_j,
+                time_s=time_s,
+                power_limit_w=power_limit_w,
+            )
+            rows.finish(connection, report)
+        self._open.pop(known, None)
+
+    def best(self, *, power_limit_w: float | None = None) -> int:
+        """The batch size believed cheapest; the default before any run. TargetNeverReachedError if none reaches it."""
+        view = self._view(self.runs(), power_limit_w)
+        if view.never_reached():
+            raise TargetNeverReachedError(self._never_reached())
+        reached = {outcome.arm for outcome in view.recent().outcomes if outcome.reached}
+        mean, _ = self._policy.means(view)
+        return self.batch_sizes[min(sorted(reached), key=lambda arm: mean[arm], default=view.default)]
+
+    def beliefs(self, *, power_limit_w: float | None = None) -> list[Belief]:
+        """One row a batch size, smallest first; costs from the window, counts from all runs."""
+        view = self._view(self.runs(), power_limit_w)
+        mean, error = self._policy.means(view)
+        return [
+            Belief(
+                batch_size=size,
+                cost_j=float(mean[arm]),
+                cost_sd_j=float(error[arm]),
+                num_runs=len(view.of(arm)),
+                num_reached=sum(outcome.reached for outcome in view.of(arm)),
+                num_running=int(arm in view.running),
+            )
+            for arm, size in enumerate(self.batch_sizes)
+        ]
+
+    def runs(self) -> list[Run]:
+        """Every run in the store, finished ones first, in the order they reported."""
+        return self._store.runs()
+
+    def _view(self, runs: list[Run], power_limit_w: float | None) -> View:
+        arms = {size: arm for arm, size in enumerate(self.batch_sizes)}
+        known = [run for run in runs if run.batch_size in arms]
+        outcomes = [
+            Outcome(
+                arm=arms[run.batch_size],
+                cost=self.cost(run.energy_j, run.time_s),
+                reached=run.reached_target,
+                power_limit_w=run.power_limit_w,
+            )
+            for run in known
+            if run.energy_j is not None and run.time_s is not None
+        ]
+        return View(
+            batch_sizes=self.batch_sizes,
+            default=arms[self.default],
+            outcomes=outcomes,
+            window=self.window,
+            running=frozenset(arms[run.batch_size] for run in known if run.state == "running"),
+            power_limit_w=power_limit_w,
+        )
+
+    def _never_reached(self) -> str:
+        return (
+            f"none of the batch sizes {list(self.batch_sizes)} has reached the target in {self._store.path}; the "
+            f"default {self.default} is kept. Lower the target, train longer, or offer other sizes"
+        )
+
+
+def _checked_arms(batch_sizes: Sequence[int], default: int) -> tuple[int, ...]:
+    arms = tuple(sorted(set(batch_sizes)))
+    if len(arms) < 2 or len(arms) != len(batch_sizes) or arms[0] < 1 or any(int(arm) != arm for arm in arms):
+        raise RecurringError(f"need two or more different positive batch sizes, got {list(batch_sizes)}")
+    if default not in arms:
+        raise RecurringError(
+            f"default {default} is none of the batch sizes {list(arms)}: add it, or choose one of them"
+        )
+    return tuple(int(arm) for arm in arms)

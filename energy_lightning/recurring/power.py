@@ -1,0 +1,96 @@
+"""The power limit to run at, from a measured sweep (floor 1).
+
+Goals as in Zeus (You et al., NSDI 2023), plus least energy within a slow-down. Times and energies of a profile are for
+the same work at each limit, energy and limit per GPU or summed over GPUs, but both alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from energy_lightning.recurring.runs import CostRule, RecurringError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerLimitSample:
+    """The same work under one power limit. Repeats of a limit are averaged."""
+
+    power_limit_w: float
+    time_s: float
+    energy_j: float
+
+    def __post_init__(self) -> None:
+        if not all(0.0 < value < math.inf for value in (self.power_limit_w, self.time_s, self.energy_j)):
+            raise RecurringError(f"limit, time and energy must be positive and finite, got {self}: drop failed windows")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerObjective:
+    """What is minimised over the limits.
+
+    goal "energy": energy; "time": time; "cost": eta x energy + (1 - eta) x max_power_w x time, max_power_w by default
+    the highest limit of the profile; "max_slowdown": energy among limits at most (1 + max_slowdown) x slower than the
+    highest limit, the one an untuned job runs at.
+    """
+
+    goal: Literal["energy", "time", "cost", "max_slowdown"] = "energy"
+    eta: float = 0.5
+    max_power_w: float | None = None
+    max_slowdown: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.goal not in ("energy", "time", "cost", "max_slowdown"):
+            raise RecurringError(f"unknown goal {self.goal!r}; known: energy, time, cost, max_slowdown")
+        if not 0.0 <= self.max_slowdown < math.inf:
+            raise RecurringError(f"max_slowdown must be 0 or more (0.05 is 5%), got {self.max_slowdown}")
+        CostRule(eta=self.eta, max_power_w=1.0 if self.max_power_w is None else self.max_power_w)
+
+
+def choose_power_limit(
+    profile: Iterable[PowerLimitSample | tuple[float, float, float]],
+    objective: PowerObjective | None = None,
+    *,
+    noise: float = 0.01,
+) -> PowerLimitSample:
+    """The limit that is best for the objective (default: least energy); values within `noise` of the best are ties.
+
+    `profile`: samples or (power_limit_w, time_s, energy_j), any order. Of ties the highest limit is kept: no saving is
+    claimed that the measurement does not show. Raises RecurringError on an empty profile or impossible values.
+    """
+    if not 0.0 <= noise < 1.0:
+        raise RecurringError(f"noise is a share of the value, in [0, 1), got {noise}")
+    samples = _merged(profile)
+    goal = PowerObjective() if objective is None else objective
+    highest = samples[-1]
+    if goal.goal == "max_slowdown":
+        samples = [one for one in samples if one.time_s <= (1.0 + goal.max_slowdown) * highest.time_s]
+    rule = CostRule(eta=goal.eta, max_power_w=goal.max_power_w or highest.power_limit_w)
+
+    def value(sample: PowerLimitSample) -> float:
+        if goal.goal == "time":
+            return sample.time_s
+        return rule(sample.energy_j, sample.time_s) if goal.goal == "cost" else sample.energy_j
+
+    least = min(value(sample) for sample in samples)
+    return next(sample for sample in reversed(samples) if value(sample) <= (1.0 + noise) * least)
+
+
+def _merged(profile: Iterable[PowerLimitSample | tuple[float, float, float]]) -> list[PowerLimitSample]:
+    """One sample a limit, the mean of its repeats, lowest limit first."""
+    by_limit: dict[float, list[PowerLimitSample]] = {}
+    for row in profile:
+        sample = row if isinstance(row, PowerLimitSample) else _sample(*row)
+        by_limit.setdefault(sample.power_limit_w, []).append(sample)
+    if not by_limit:
+        raise RecurringError("the profile is empty: measure at least one power limit")
+    return [
+        _sample(limit, sum(s.time_s for s in same) / len(same), sum(s.energy_j for s in same) / len(same))
+        for limit, same in sorted(by_limit.items())
+    ]
+
+
+def _sample(power_limit_w: float, time_s: float, energy_j: float) -> PowerLimitSample:
+    return PowerLimitSample(power_limit_w=power_limit_w, time_s=time_s, energy_j=energy_j)

@@ -1,0 +1,106 @@
+"""What a recurring job remembers of its runs, what a run cost, and the errors of this package (floor 1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from energy_lightning.errors import EnergyLightningError
+
+
+class RecurringError(EnergyLightningError):
+    """A setting or a reported run that a recurring job cannot have."""
+
+
+class StoreError(RecurringError):
+    """A store that is not ours, is damaged, or cannot be written; it was left as it is."""
+
+
+class TargetNeverReachedError(RecurringError):
+    """Every batch size was tried and none reached the target metric."""
+
+
+class TargetNeverReachedWarning(UserWarning):
+    """No batch size has reached the target, so the default one is kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run of the job. Energy over all GPUs of the job; None while it runs.
+
+    `state` is "running", "done" or "dead" (its lease ran out before it reported).
+    """
+
+    run_id: int
+    batch_size: int
+    state: str
+    reached_target: bool = False
+    energy_j: float | None = None
+    time_s: float | None = None
+    power_limit_w: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostRule:
+    """Zeus's cost in J: eta x energy + (1 - eta) x max_power_w x time (You et al., NSDI 2023).
+
+    `max_power_w` is the power limit of all GPUs of the job together, as energy is theirs together.
+    """
+
+    eta: float
+    max_power_w: float
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.eta <= 1.0:
+            raise RecurringError(f"eta weighs energy against time and must be in [0, 1], got {self.eta}")
+        if not 0.0 < self.max_power_w < math.inf:
+            raise RecurringError(f"max_power_w must be positive and finite, got {self.max_power_w}: give GPUs x limit")
+
+    def __call__(self, energy_j: float, time_s: float) -> float:
+        """Cost in J; raises RecurringError where energy or time is negative, NaN or infinite."""
+        if not (0.0 <= energy_j < math.inf and 0.0 < time_s < math.inf):
+            raise RecurringError(f"need 0 <= energy_j and 0 < time_s, both finite, got {energy_j} J and {time_s} s")
+        return self.eta * energy_j + (1.0 - self.eta) * self.max_power_w * time_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A finished run as the policies see it: `arm` is an index into the sorted batch sizes, `cost` in J."""
+
+    arm: int
+    cost: float
+    reached: bool
+    power_limit_w: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """All a policy may look at: sorted batch sizes, the default's index, finished runs in order, arms now running.
+
+    Costs older than the last `window` finished runs are not believed any more.
+    """
+
+    batch_sizes: tuple[int, ...]
+    default: int
+    outcomes: Sequence[Outcome]
+    running: frozenset[int] = frozenset()
+    power_limit_w: float | None = None
+    window: int | None = None
+
+    def recent(self) -> View:
+        """The same with only the last `window` finished runs."""
+        return self if self.window is None else replace(self, outcomes=self.outcomes[-self.window :], window=None)
+
+    def of(self, arm: int) -> list[Outcome]:
+        """Finished runs of one arm, oldest first."""
+        return [outcome for outcome in self.outcomes if outcome.arm == arm]
+
+    def least_cost(self) -> float | None:
+        """Least cost in J of a recent run that reached the target, None where there is none."""
+        return min((outcome.cost for outcome in self.recent().outcomes if outcome.reached), default=None)
+
+    def never_reached(self) -> bool:
+        """Whether every arm has been tried and none has reached the target."""
+        tried = {outcome.arm for outcome in self.outcomes}
+        return len(tried) == len(self.batch_sizes) and not any(outcome.reached for outcome in self.outcomes)

@@ -1,0 +1,129 @@
+"""The memory of a recurring job: one SQLite file that several processes may use at once (floor 1).
+
+Every change is one transaction that takes the write lock first, so no report is lost and a killed process leaves no
+half record. A run that was suggested holds a lease; one whose lease ran out is taken for dead, until it reports after
+all. A file that is not ours is refused before anything is written to it. Not for network file systems without locks.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from energy_lightning.recurring.runs import Run, StoreError
+
+APPLICATION_ID = 0x454C5242  # "ELRB" in the header of our files
+VERSION = 1
+WAIT_S = 60.0
+COLUMNS = "run_id, batch_size, state, reached_target, energy_j, time_s, power_limit_w"
+TABLE = """CREATE TABLE runs (
+    run_id INTEGER PRIMARY KEY, batch_size INTEGER NOT NULL, state TEXT NOT NULL, lease_end_s REAL NOT NULL,
+    reached_target INTEGER NOT NULL DEFAULT 0, energy_j REAL, time_s REAL, power_limit_w REAL,
+    finished INTEGER UNIQUE)"""
+
+
+class RunStore:
+    """Runs of one job in the SQLite file `path`, made if it is not there. StoreError if it is not ours or damaged."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if self.path.is_dir() or not self.path.parent.is_dir():
+            raise StoreError(f"cannot keep runs in {self.path}: give a file in a folder that exists")
+        with self.changing() as connection:
+            self._prepare(connection)
+
+    @contextmanager
+    def changing(self) -> Iterator[sqlite3.Connection]:
+        """A connection that holds the write lock; commits at the end, rolls back on any error."""
+        try:
+            with closing(sqlite3.connect(self.path, timeout=WAIT_S, isolation_level=None)) as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                try:
+                    yield connection
+                except BaseException:
+                    connection.rollback()
+                    raise
+                connection.commit()
+        except sqlite3.Error as error:
+            raise StoreError(
+                f"{self.path} is no store of a recurring job, is damaged or cannot be written ({error}); it was left "
+                "as it is. Give another path, or repair or move the file"
+            ) from error
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        owner = connection.execute("PRAGMA application_id").fetchone()[0]
+        tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if owner == 0 and tables == 0:
+            connection.execute(TABLE)
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {VERSION}")
+            return
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if owner != APPLICATION_ID or version != VERSION:
+            raise StoreError(
+                f"{self.path} is another program's or version's database (application {owner:#x}, version {version}; "
+                f"ours {APPLICATION_ID:#x}, {VERSION}); it was left as it is. Give another path"
+            )
+        verdict = connection.execute("PRAGMA quick_check").fetchone()[0]
+        if verdict != "ok":
+            raise StoreError(f"{self.path} is damaged ({verdict}); it was left as it is. Give another path")
+
+    def runs(self) -> list[Run]:
+        """All runs, in the order they were suggested."""
+        with self.changing() as connection:
+            return read(connection)
+
+
+def read(connection: sqlite3.Connection) -> list[Run]:
+    """All runs: finished ones in the order they reported, then the others in the order they were suggested."""
+    rows = connection.execute(f"SELECT {COLUMNS} FROM runs ORDER BY finished IS NULL, finished, run_id")
+    return [
+        Run(
+            run_id=run_id,
+            batch_size=batch_size,
+            state=state,
+            reached_target=bool(reached),
+            energy_j=energy_j,
+            time_s=time_s,
+            power_limit_w=limit,
+        )
+        for run_id, batch_size, state, reached, energy_j, time_s, limit in rows
+    ]
+
+
+def bury(connection: sqlite3.Connection, now_s: float) -> None:
+    """Mark the runs whose lease ran out as dead."""
+    connection.execute("UPDATE runs SET state = 'dead' WHERE state = 'running' AND lease_end_s < ?", (now_s,))
+
+
+def start(connection: sqlite3.Connection, batch_size: int, lease_end_s: float, power_limit_w: float | None) -> int:
+    """Record a suggestion; returns its run_id."""
+    cursor = connection.execute(
+        "INSERT INTO runs (batch_size, state, lease_end_s, power_limit_w) VALUES (?, 'running', ?, ?)",
+        (batch_size, lease_end_s, power_limit_w),
+    )
+    return int(cursor.lastrowid or 0)
+
+
+def renew(connection: sqlite3.Connection, run_id: int, lease_end_s: float) -> None:
+    """A running (or wrongly buried) job shows that it lives."""
+    connection.execute(
+        "UPDATE runs SET state = 'running', lease_end_s = ? WHERE run_id = ? AND state != 'done'", (lease_end_s, run_id)
+    )
+
+
+def finish(connection: sqlite3.Connection, run: Run) -> None:
+    """Complete a suggested run. StoreError if it is unknown, has reported before, or had another size."""
+    changed = connection.execute(
+        "UPDATE runs SET state = 'done', reached_target = ?, energy_j = ?, time_s = ?, "
+        "power_limit_w = coalesce(?, power_limit_w), finished = (SELECT coalesce(max(finished), 0) + 1 FROM runs) "
+        "WHERE run_id = ? AND batch_size = ? AND state != 'done'",
+        (int(run.reached_target), run.energy_j, run.time_s, run.power_limit_w, run.run_id, run.batch_size),
+    ).rowcount
+    if changed != 1:
+        raise StoreError(
+            f"run {run.run_id} with batch size {run.batch_size} is not waiting for a report: unknown, reported before, "
+            "or suggested with another size. Report each suggestion once"
+        )

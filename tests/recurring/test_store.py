@@ -1,0 +1,126 @@
+"""The store: several real processes at once, jobs that are killed, files that are not ours."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from energy_lightning.recurring import BatchSizeOptimizer, StoreError
+
+ARMS = [8, 16, 32, 64]
+WORKER = """
+import sys
+from energy_lightning.recurring import BatchSizeOptimizer
+worker, rounds, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+optimizer = BatchSizeOptimizer([8, 16, 32, 64], default=32, max_power_w=100.0, store=path, seed=worker)
+for index in range(rounds):
+    size = optimizer.suggest()
+    optimizer.should_stop(energy_j=1.0, time_s=1.0)
+    optimizer.observe(size, energy_j=1000.0 * worker + index, time_s=1.0, reached_target=True)
+"""
+DIES = """
+import os, signal, sqlite3, sys
+from energy_lightning.recurring import BatchSizeOptimizer, store
+optimizer = BatchSizeOptimizer([8, 16, 32, 64], default=32, max_power_w=100.0, store=sys.argv[1])
+size = optimizer.suggest()
+finish = store.finish
+def killed(connection, run):
+    finish(connection, run)
+    os.kill(os.getpid(), signal.SIGKILL)  # written, not committed
+store.finish = killed
+optimizer.observe(size, energy_j=5.0, time_s=1.0, reached_target=True)
+"""
+
+
+def optimizer(path: Path, **settings: object) -> BatchSizeOptimizer:
+    return BatchSizeOptimizer(ARMS, default=32, max_power_w=100.0, store=path, **settings)  # type: ignore[arg-type]
+
+
+def test_processes_at_once_lose_no_run(tmp_path: Path) -> None:
+    path, workers, rounds = tmp_path / "job.sqlite", 4, 15
+    command = [sys.executable, "-c", WORKER]
+    running = [subprocess.Popen([*command, str(worker), str(rounds), str(path)]) for worker in range(workers)]
+    assert [process.wait(timeout=120) for process in running] == [0] * workers
+    runs = optimizer(path).runs()
+    assert sorted(-1.0 if run.energy_j is None else run.energy_j for run in runs) == [
+        1000.0 * worker + index for worker in range(workers) for index in range(rounds)
+    ]
+    assert {run.state for run in runs} == {"done"}
+
+
+def test_a_job_killed_while_it_reports_leaves_no_half_record(tmp_path: Path) -> None:
+    path = tmp_path / "job.sqlite"
+    done = subprocess.run([sys.executable, "-c", DIES, str(path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    (run,) = optimizer(path).runs()
+    assert (run.state, run.energy_j, run.time_s, run.reached_target) == ("running", None, None, False)
+    assert optimizer(path).suggest() == 32  # and the file is usable
+
+
+def test_a_lease_that_ran_out_frees_the_run_and_a_late_report_still_counts(tmp_path: Path) -> None:
+    path, now_s = tmp_path / "job.sqlite", [0.0]
+    slow = optimizer(path, lease_s=10.0, clock=lambda: now_s[0])
+    size = slow.suggest()
+    now_s[0] = 9.0
+    slow.should_stop(energy_j=1.0, time_s=9.0)  # shows that it lives: the lease ends at 19 s
+    other = optimizer(path, lease_s=10.0, clock=lambda: now_s[0])
+    now_s[0] = 18.0
+    other.suggest()
+    assert [run.state for run in other.runs()] == ["running", "running"]
+    now_s[0] = 30.0
+    other.suggest()
+    assert [run.state for run in other.runs()] == ["dead", "dead", "running"]
+    slow.observe(size, energy_j=7.0, time_s=30.0, reached_target=True)
+    assert [(run.run_id, run.energy_j) for run in other.runs() if run.state == "done"] == [(1, 7.0)]
+
+
+def foreign_database(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE runs (name TEXT)")
+
+
+def damaged_database(path: Path) -> None:
+    chosen = optimizer(path)
+    for index in range(200):
+        chosen.observe(ARMS[index % 4], energy_j=1.0, time_s=1.0, reached_target=True)
+    content = bytearray(path.read_bytes())
+    content[4096:8192] = os.urandom(4096)
+    path.write_bytes(content)
+
+
+def newer_version(path: Path) -> None:
+    optimizer(path)
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 9")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: path.write_text("batch_size,cost\n8,1.0\n" * 100),
+        foreign_database,
+        damaged_database,
+        newer_version,
+    ],
+    ids=["text", "another program", "damaged", "another version"],
+)
+def test_a_store_that_is_not_ours_is_refused_and_left_as_it_is(make: object, tmp_path: Path) -> None:
+    path = tmp_path / "job.sqlite"
+    make(path)  # type: ignore[operator]
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match="left as it is"):
+        optimizer(path)
+    assert path.read_bytes() == before
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="folder that exists"):
+        optimizer(tmp_path / "none" / "job.sqlite")
+    with pytest.raises(StoreError, match="folder that exists"):
+        optimizer(tmp_path)
