@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from energy_lightning.budget import Budget, BudgetKind
 from energy_lightning.errors import (
@@ -66,7 +66,7 @@ class Schedule:
     block_threads: int = 1024
 
     def __post_init__(self) -> None:
-        count, threads = self.sm_count, self.block_threads
+        count, threads = (cast(Any, value) for value in (self.sm_count, self.block_threads))  # of whatever kind
         if count is not None and (count is True or not isinstance(count, Integral) or count < 1):
             raise PlanError(f"sm_count must be a whole number >= 1 or null, got {self.sm_count!r}")
         if not (self.launch is None or isinstance(self.launch, str)):

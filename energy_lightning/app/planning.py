@@ -17,6 +17,7 @@ from energy_lightning.types import Budget, BudgetError, ConfigError, WorkloadErr
 from energy_lightning.workload import Workload, preset_names
 
 NO_JOB = f"plan needs a job: workload=NAME with one of {', '.join(preset_names())}"
+_MOST_POINTS = 1000  # a row of the table each, and a deadline to solve
 _CONTAINS_BASELINE = ("perseus", "kareus")  # methods that plain execution at the highest clock is a plan of
 
 
@@ -47,27 +48,36 @@ class PlanRequest:
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> PlanRequest:
         """From the composed configuration as plain values; EnergyLightningError for the first one that cannot be."""
+        try:
+            return cls._from_values(values)
+        except KeyError as error:  # ~NAME on the command line
+            raise ConfigError(
+                f"the setting {error} was taken out; plan needs it: leave ~{error.args[0]} away"
+            ) from error
+
+    @classmethod
+    def _from_values(cls, values: Mapping[str, Any]) -> PlanRequest:
         workload = build_workload(values["workload"])
         if workload is None:
             raise ConfigError(NO_JOB)
         if values["device"]["gpu"] is None:
             raise ConfigError(f"plan emulates a GPU: device.gpu=NAME with one of {', '.join(GPU.names())}")
         gpu, method = GPU.load(values["device"]["gpu"]), values["method"]
-        methods = tuple(dict.fromkeys((BASELINE_METHOD, *_listed(values["compare_with"], "compare_with"), method)))
-        for name in methods:
+        wanted = (BASELINE_METHOD, *_listed(values["compare_with"], "compare_with"), method)
+        for name in wanted:
             _check_method(name)
         points = values["points"]
-        if isinstance(points, bool) or not isinstance(points, int) or points < 2:
-            raise ConfigError(f"points must be a whole number >= 2, got {points!r}")
+        if isinstance(points, bool) or not isinstance(points, int) or not 2 <= points <= _MOST_POINTS:
+            raise ConfigError(f"points must be a whole number from 2 to {_MOST_POINTS}, got {points!r}")
         return cls(
             workload=workload,
             gpu=gpu,
             budget=Budget.parse(values["budget"]),
             method=method,
-            methods=methods,
+            methods=tuple(dict.fromkeys(wanted)),
             frequencies_mhz=_frequencies(values["frequencies_mhz"], gpu),
             points=points,
-            over_memory=_over_memory(workload, gpu, allowed=bool(values["allow_over_memory"])),
+            over_memory=_over_memory(workload, gpu, allowed=_switch(values["allow_over_memory"], "allow_over_memory")),
         )
 
 
@@ -85,6 +95,12 @@ def _over_memory(workload: Workload, gpu: GPU, *, allowed: bool) -> str:
 def _listed(value: Any, name: str) -> Sequence[Any]:
     if not isinstance(value, list):
         raise ConfigError(f'{name} must be a list, e.g. "{name}=[a,b]", got {value!r}')
+    return value
+
+
+def _switch(value: Any, name: str) -> bool:
+    if not isinstance(value, bool):  # the text "no" would count as true
+        raise ConfigError(f"{name} must be true or false, got {value!r}")
     return value
 
 

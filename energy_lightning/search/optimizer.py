@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,8 @@ class MultiPassOptimizer:
     ) -> None:
         if not 0.0 <= static_power_w < math.inf:
             raise SearchError(f"static_power_w must be finite and >= 0, got {static_power_w}")
+        if not _whole(seed) or seed < 0:
+            raise SearchError(f"seed must be a whole number >= 0, got {seed!r}")
         if passes not in PASSES:
             raise SearchError(f"unknown passes {passes!r}; known: {', '.join(PASSES)}")
         self.space, self.static_power_w, self.seed, self.passes = space, float(static_power_w), seed, passes
@@ -75,8 +78,8 @@ class MultiPassOptimizer:
         None asks for what the passes measure at once: the initial sample, then a batch. Raises SearchError for a
         count below 1.
         """
-        if count is not None and count < 1:
-            raise SearchError(f"ask for at least one configuration, got {count}")
+        if count is not None and not (_whole(count) and count >= 1):
+            raise SearchError(f"ask for at least one configuration, a whole number, got {count!r}")
         if self.done:
             return []
         seen = self._observations()
@@ -102,29 +105,30 @@ class MultiPassOptimizer:
         self,
         config: Mapping[str, Any],
         *,
-        time_s: float = math.nan,
-        energy_j: float = math.nan,
+        time_s: float | None = None,
+        energy_j: float | None = None,
         num_repeats: int = 1,
         invalid_reason: str | None = None,
     ) -> None:
         """Report a measurement (energy per GPU, static power included) or why there is none.
 
-        Any candidate may be told, asked or not, and more than once: means are merged, weighted by `num_repeats`.
-        Raises SearchError for a configuration outside the space.
+        Any candidate may be told, asked or not, and more than once: means are merged, weighted by `num_repeats`. None
+        stands for what the device cannot tell. Raises SearchError for a configuration outside the space.
         """
         index = self.space.index(config)
-        if num_repeats < 1:
-            raise SearchError(f"num_repeats must be at least 1, got {num_repeats}")
+        if not (_whole(num_repeats) and num_repeats >= 1):  # NaN would outlive this call
+            raise SearchError(f"num_repeats must be a whole number >= 1, got {num_repeats!r}")
+        time_s, energy_j = _number("time_s", time_s), _number("energy_j", energy_j)
         self._pending = [i for i in self._pending if i != index]
         self._again = [i for i in self._again if i != index]
         self._sequence.setdefault(index)
-        reason = invalid_reason or reason_against(float(time_s), float(energy_j))
+        reason = invalid_reason or reason_against(time_s, energy_j)
         if reason is not None:
             self._excluded[reason] += 1
             if index not in self._told:
                 self._invalid[index] = reason
             return
-        self._told.setdefault(index, []).append((float(time_s), float(energy_j), num_repeats))
+        self._told.setdefault(index, []).append((time_s, energy_j, int(num_repeats)))
         self._invalid.pop(index, None)
 
     @property
@@ -249,11 +253,27 @@ def _mean(tells: Sequence[Told]) -> Told:
     return time_s, energy_j, repeats
 
 
+def _whole(value: object) -> bool:
+    return isinstance(value, Integral)
+
+
+def _number(name: str, value: Any) -> float:
+    """`value` as a float, NaN for None; SearchError for what is no number."""
+    try:
+        return math.nan if value is None else float(value)
+    except (TypeError, ValueError) as error:
+        raise SearchError(f"{name} must be a number, got {value!r}") from error
+
+
 def _prior_values(space: SearchSpace, prior: Prior | None) -> np.ndarray | None:
     """The prior of every candidate, (n, 2) columns [time_s, energy_j]; SearchError for impossible values."""
     if prior is None:
         return None
-    values = np.array([prior(space[i]) for i in range(len(space))], dtype=np.float64)
+    pairs = [prior(space[i]) for i in range(len(space))]
+    for i, pair in enumerate(pairs):
+        if np.shape(pair) != (2,):
+            raise SearchError(f"the prior of {space[i]} must be (time_s, energy_j), got {pair!r}")
+    values = np.array([[_number("the prior", value) for value in pair] for pair in pairs])
     for i, (time_s, energy_j) in enumerate(values):
         if (reason := reason_against(time_s, energy_j)) is not None:
             raise SearchError(f"the prior of {space[i]} is ({time_s}, {energy_j}): {reason}")

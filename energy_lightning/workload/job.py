@@ -76,7 +76,7 @@ class Workload:
         Suffixes _tpN, _cpN, _ppN, _dpN set group sizes, _fsdpN a fully sharded one; keyword arguments win over them.
         """
         fields: dict[str, Any] = {}
-        base = name
+        base = str(name)
         while match := _SUFFIX.search(base):
             fields[_SUFFIX_FIELDS[match[1]]] = int(match[2])
             if match[1] == "fsdp":

@@ -197,8 +197,11 @@ def values() -> dict[str, Any]:
         ("", {"compare_with": "perseus"}, "compare_with must be a list"),
         ("", {"frequencies_mhz": [1000]}, "has no SM clock of 1000 MHz; nearest: 990, 1005"),
         ("", {"frequencies_mhz": []}, "frequencies_mhz must list whole numbers of MHz"),
-        ("", {"points": 1}, "points must be a whole number >= 2, got 1"),
-        ("", {"points": 2.5}, "points must be a whole number >= 2, got 2.5"),
+        ("", {"points": 1}, "points must be a whole number from 2 to 1000, got 1"),
+        ("", {"points": 2.5}, "points must be a whole number from 2 to 1000, got 2.5"),
+        ("", {"points": 10**9}, "points must be a whole number from 2 to 1000, got 1000000000"),
+        ("", {"compare_with": [["perseus"]]}, "unknown method ['perseus']"),
+        ("", {"allow_over_memory": "no"}, "allow_over_memory must be true or false, got 'no'"),
     ],
 )
 def test_impossible_settings_are_named(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energy_lightning.search import PASSES, BatchSizes, MultiPassOptimizer, SearchSpace
+from energy_lightning.search import PASSES, BatchSizes, MultiPassOptimizer, SearchError, SearchSpace
 
 SPACE = SearchSpace.grid(frequency_mhz=[900, 1050, 1200, 1410], sm_count=[3, 6, 9, 12], launch=["norm_0", None])
 SMALL = BatchSizes(initial=6, batch=4, num_batches=4, least_gain=0.0)
@@ -130,3 +131,37 @@ def test_a_smoothed_front_is_not_chosen_by_luck() -> None:
     smoothed = search.front(smoothed=True)
     assert all(p.time_s == pytest.approx(1000.0 / p.choice["frequency_mhz"], rel=0.06) for p in smoothed)  # type: ignore[index]
     assert [p.time_s for p in smoothed] == sorted(p.time_s for p in smoothed)
+
+
+@pytest.mark.parametrize("num_repeats", [0, 1.5, math.nan])
+def test_repeats_that_are_no_count_are_refused_and_leave_nothing_behind(num_repeats: float) -> None:
+    optimizer = MultiPassOptimizer(SPACE, static_power_w=85.0)
+    with pytest.raises(SearchError, match="num_repeats must be a whole number >= 1"):
+        optimizer.tell(SPACE[0], time_s=1.0, energy_j=100.0, num_repeats=num_repeats)  # type: ignore[arg-type]
+    assert optimizer.num_told == 0
+
+
+def test_what_a_device_cannot_tell_is_none_and_excluded() -> None:
+    optimizer = MultiPassOptimizer(SPACE, static_power_w=85.0)
+    optimizer.tell(SPACE[0], time_s=1.0, energy_j=None)
+    assert optimizer.excluded == {"energy is nan": 1}
+    with pytest.raises(SearchError, match="time_s must be a number, got 'fast'"):
+        optimizer.tell(SPACE[0], time_s="fast", energy_j=1.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [1.0, (1.0,), (1.0, 2.0, 3.0), None, ("a", 1.0)])
+def test_a_prior_of_another_shape_is_refused(value: Any) -> None:
+    with pytest.raises(SearchError, match="prior"):
+        MultiPassOptimizer(SPACE, static_power_w=85.0, prior=lambda config: value)
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, None])
+def test_a_seed_that_is_no_count_is_refused(seed: Any) -> None:
+    with pytest.raises(SearchError, match="seed must be a whole number >= 0"):
+        MultiPassOptimizer(SPACE, static_power_w=85.0, seed=seed)
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, math.nan, "3"])
+def test_asking_for_no_count_is_refused(count: Any) -> None:
+    with pytest.raises(SearchError, match="ask for at least one configuration"):
+        MultiPassOptimizer(SPACE, static_power_w=85.0).ask(count)
