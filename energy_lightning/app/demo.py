@@ -41,7 +41,7 @@ def demo(arguments: Sequence[str]) -> int:
     """Run the demo; `arguments` are further overrides of its training. The exit code of the training."""
     console, overrides = Console(), [*OVERRIDES, *arguments]
     folder = Path([o for o in overrides if o.startswith("output_dir=")][-1].partition("=")[2])
-    console.rule("1. Fine-tune BERT on movie reviews with strategy=kareus, two processes, under an emulated A100")
+    console.rule("1. Fine-tune BERT on movie reviews, two processes, an emulated A100")
     console.print("energy-lightning train " + " ".join(overrides), soft_wrap=True, style="dim")
     exit_code = train(overrides)
     if exit_code:
@@ -52,7 +52,7 @@ def demo(arguments: Sequence[str]) -> int:
     console.rule("3. Where to look next")
     console.print(
         f"{folder}: config.yaml, plan.yaml (edit it and give it back: plan={folder}/plan.yaml), measurements.jsonl, "
-        "metrics.csv, frontier.png, summary.json\n"
+        f"metrics.csv, search.png, frontier.png, {BIG_JOB}.png, summary.json\n"
         "examples/: the same from Python.    conf/: every setting.    README.md: real GPUs and their permissions.",
         soft_wrap=True,
         highlight=False,

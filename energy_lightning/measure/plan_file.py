@@ -21,11 +21,13 @@ _KEYS = ("schema", "emulated", "budget", "run", "references", "plan")
 _GRAD_BUCKET_LAUNCHES = ("end",)  # held back until backward is over
 
 _HEADER = """\
-# energy_lightning plan: what every iteration runs. Load it with KareusStrategy(plan="{name}"): nothing is profiled.
+# energy_lightning plan: what every iteration runs. {use}
 # Edit freely: frequency_mhz (SM clock; null leaves the clock alone), nanobatched (two interleaved half batches),
 # and per partition sm_count (SMs lent to the collective; null: the backend's choice) and launch (the operator beside
 # which the collective starts; null: not overlapped). time_s and energy_j are one iteration's, energy per GPU.
 """
+_ONE_STAGE = 'Load it with KareusStrategy(plan="{name}"): nothing is profiled.'
+_PIPELINE = "One list of phases a pipeline stage, in order; trainings here run plans of one stage only."
 _SHARED = "# A phase that runs more than once is written once, as &name, and referred to as *name.\n"
 _EMULATED = "# EMULATED: time_s and energy_j come from a model of {gpu}; nothing was measured on a GPU.\n"
 
@@ -55,7 +57,8 @@ def save_plan(
         }
     if run is not None:
         content["run"] = dict(run)
-    header = _HEADER.format(name=path.name)
+    use = _ONE_STAGE.format(name=path.name) if len(plan.stages) == 1 else _PIPELINE
+    header = _HEADER.format(use=use)
     if any(len(set(stage)) < len(stage) for stage in plan.stages):
         header += _SHARED
     if plan.emulated:

@@ -29,6 +29,7 @@ def test_an_emulated_plan_says_so_to_its_reader(tmp_path: Path) -> None:
     assert yaml.safe_load(text)["emulated"] is True
     save_plan(path, Plan.sequential(900))
     assert "EMULATED" not in path.read_text()
+    assert 'Load it with KareusStrategy(plan="plan.yaml")' in path.read_text()
 
 
 def test_an_edited_plan_is_loaded_with_the_edit(tmp_path: Path) -> None:
@@ -48,6 +49,8 @@ def test_a_pipeline_plan_writes_each_different_phase_once(tmp_path: Path) -> Non
     assert text.count("launch: linear_0") == 2
     assert text.count("*forward_1200\n") == text.count("*forward_1200_2\n") == text.count("*backward_900\n") == 119
     assert "# A phase that runs more than once" in text
+    assert "trainings here run plans of one stage only" in text
+    assert "Load it" not in text
     path.write_text(text.replace("frequency_mhz: 900", "frequency_mhz: 930"))
     assert {phase.frequency_mhz for stage in load_plan(path).stages for phase in stage} == {1200, 930}
 
