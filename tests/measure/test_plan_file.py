@@ -49,8 +49,9 @@ def test_a_pipeline_plan_writes_each_different_phase_once(tmp_path: Path) -> Non
     assert text.count("launch: linear_0") == 2
     assert text.count("*forward_1200\n") == text.count("*forward_1200_2\n") == text.count("*backward_900\n") == 119
     assert "# A phase that runs more than once" in text
-    assert "trainings here run plans of one stage only" in text
+    assert "a training here runs plans of one stage only" in text
     assert "Load it" not in text
+    assert max(len(line) for line in text.splitlines()) <= 120
     path.write_text(text.replace("frequency_mhz: 900", "frequency_mhz: 930"))
     assert {phase.frequency_mhz for stage in load_plan(path).stages for phase in stage} == {1200, 930}
 
