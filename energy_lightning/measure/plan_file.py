@@ -27,7 +27,9 @@ _HEADER = """\
 # which the collective starts; null: not overlapped). time_s and energy_j are one iteration's, energy per GPU.
 """
 _ONE_STAGE = 'Load it with KareusStrategy(plan="{name}"): nothing is profiled.'
-_PIPELINE = "A list of phases for every pipeline stage, in order:\n# for a pipeline's runtime; a training here runs plans of one stage only."
+_PIPELINE = """\
+A list of phases for every pipeline stage, in order:
+# for a pipeline's runtime; a training here runs plans of one stage only."""
 _SHARED = "# A phase that runs more than once is written once, as &name, and referred to as *name.\n"
 _EMULATED = "# EMULATED: time_s and energy_j come from a model of {gpu}; nothing was measured on a GPU.\n"
 
