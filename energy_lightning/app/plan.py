@@ -47,6 +47,9 @@ def run_plan(config: Any, path: Path) -> str:
             print(f"error: {error}", file=sys.stderr)
             folder.update(status=FAILED, error=str(error))
             return FAILED
+        except Exception as error:
+            folder.update(status=FAILED, error=f"{type(error).__name__}: {error}")
+            raise
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         folder.update(status=INTERRUPTED, error="interrupted by the user")
@@ -60,11 +63,15 @@ def run_plan(config: Any, path: Path) -> str:
 
 def _run_in(folder: RunFolder, config: Any) -> None:
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
     if OmegaConf.is_missing(config.workload, "preset"):
         raise ConfigError(NO_JOB)
-    check_missing(config)
-    values: Any = OmegaConf.to_container(config, resolve=True)
+    try:
+        check_missing(config)
+        values: Any = OmegaConf.to_container(config, resolve=True)
+    except OmegaConfBaseException as error:  # KEY=${...}
+        raise ConfigError(f"cannot read the settings: {' '.join(str(error).split())}") from error
     request = PlanRequest.from_values(values)
     folder.path.mkdir(parents=True, exist_ok=True)
     OmegaConf.save(config, folder.config, resolve=True)

@@ -16,8 +16,9 @@ from omegaconf import OmegaConf
 
 from energy_lightning.app import main
 from energy_lightning.app.configuration import compose_config, conf_dir
-from energy_lightning.app.planning import PlanRequest, describe_workload
+from energy_lightning.app.planning import PlanRequest, _chosen, describe_workload
 from energy_lightning.emulation import GPU, emulate_iteration
+from energy_lightning.frontier import FrontierPoint
 from energy_lightning.measure import load_plan
 from energy_lightning.types import Budget, EnergyLightningError
 from energy_lightning.workload import Workload
@@ -236,3 +237,16 @@ def test_a_request_holds_the_method_and_the_baseline_once(values: dict[str, Any]
 def test_a_job_in_words() -> None:
     job = Workload.preset("bert_large", data_parallel=4, microbatch_size=16, sequence_length=512)
     assert describe_workload(job) == "bert_large DP4, 1 microbatch of 16 x 512 tokens"
+
+
+def test_a_plan_that_keeps_the_pace_is_no_slow_down() -> None:
+    """The optimizer at a lower clock: 38 millionths longer for 15% less energy, as for Llama 3.3 70B on 80 GPUs."""
+    plain, saves, slower = (FrontierPoint(t, e) for t, e in ((10.0, 100.0), (10.0004, 85.0), (10.02, 80.0)))
+    assert _chosen([plain, saves, slower], Budget("max_slowdown", 0.0), 10.0) is saves
+    assert _chosen([slower], Budget("max_slowdown", 0.0), 10.0) is None
+
+
+def test_a_setting_taken_out_is_named(values: dict[str, Any]) -> None:
+    fewer = {name: value for name, value in values.items() if name != "method"}
+    with pytest.raises(EnergyLightningError, match="the setting 'method' was taken out"):
+        PlanRequest.from_values(fewer)
