@@ -158,26 +158,13 @@ def _two_streams(
     solo_s, shared_s: every operator without and beside the collective, (k, n); rate: the collective's speed beside it.
     alone_s: the collective's time with nothing beside it, (n,).
     """
-    launched_first = c.launch == EXPOSED
-    exposed_s = np.where(launched_first, alone_s, 0.0)
-    remaining_s = np.where(launched_first, 0.0, alone_s)  # of the collective, in seconds of running alone
-    together_s, compute_s = np.zeros_like(alone_s), np.zeros_like(alone_s)
-    some_wait = bool((c.join < len(solo_s)).any())
-    for i in range(len(solo_s)):
-        if some_wait:
-            before_s = np.where((c.join == i) & (c.launch < i), remaining_s, 0.0)
-            exposed_s += before_s
-            remaining_s = remaining_s - before_s
-        running = (c.launch <= i) & (remaining_s > 0.0)
-        if not running.any():
-            compute_s += solo_s[i]
-            continue
-        beside_s = np.where(running, np.minimum(shared_s[i], remaining_s / rate[i]), 0.0)
-        remaining_s = np.where(running, np.maximum(remaining_s - beside_s * rate[i], 0.0), remaining_s)
-        together_s += beside_s
-        compute_s += beside_s + (1.0 - beside_s / np.maximum(shared_s[i], 1e-15)) * solo_s[i]
-        if some_wait:
-            after_s = np.where((c.join == i) & (c.launch == i), remaining_s, 0.0)
-            exposed_s += after_s
-            remaining_s = remaining_s - after_s
-    return compute_s, together_s, exposed_s + remaining_s
+    first = c.launch == EXPOSED
+    index = np.arange(len(solo_s))[:, None]
+    waits = c.join >= c.launch  # joined before it is launched: no wait but the end
+    beside = ~first & (c.launch <= index) & (~waits | (index < c.join) | (index == c.launch))
+    advance_s = np.where(beside, shared_s * rate, 0.0)  # of the collective, in seconds of running alone
+    left_s = np.maximum(alone_s - (np.cumsum(advance_s, axis=0) - advance_s), 0.0)
+    beside_s = np.where(beside, np.minimum(shared_s, left_s / rate), 0.0)
+    compute_s = beside_s + (1.0 - beside_s / np.maximum(shared_s, 1e-15)) * solo_s
+    exposed_s = np.maximum(alone_s - advance_s.sum(axis=0), 0.0)
+    return compute_s.sum(axis=0), beside_s.sum(axis=0), exposed_s
