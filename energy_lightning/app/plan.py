@@ -11,7 +11,7 @@ from rich.console import Console
 
 from energy_lightning.app.folder import COMPLETED, FAILED, INTERRUPTED, RUNNING, RunFolder
 from energy_lightning.app.hydra_jobs import checked_arguments, exit_code, run_hydra
-from energy_lightning.app.planning import NO_JOB, PlanRequest, plan_job, refuse_unmet_budget
+from energy_lightning.app.planning import PlanRequest, plan_job, refuse_unmet_budget
 from energy_lightning.app.settings import check_missing
 from energy_lightning.emulation import emulate_iteration
 from energy_lightning.measure import save_plan
@@ -29,6 +29,7 @@ from energy_lightning.report.planning import (
 from energy_lightning.types import ConfigError, EnergyLightningError
 
 CONFIG_NAME = "plan"
+RESULTS = ("summary.json", "plan.yaml", "frontier.csv", "frontier.png", "pipeline.png")
 WIDTH = 100  # of tables that do not go to a terminal
 
 
@@ -66,7 +67,7 @@ def _run_in(folder: RunFolder, config: Any) -> None:
     from omegaconf.errors import OmegaConfBaseException
 
     if OmegaConf.is_missing(config.workload, "preset"):
-        raise ConfigError(NO_JOB)
+        config.workload.preset = None  # said by PlanRequest, after what is wrong with the rest
     try:
         check_missing(config)
         values: Any = OmegaConf.to_container(config, resolve=True)
@@ -74,6 +75,8 @@ def _run_in(folder: RunFolder, config: Any) -> None:
         raise ConfigError(f"cannot read the settings: {' '.join(str(error).split())}") from error
     request = PlanRequest.from_values(values)
     folder.path.mkdir(parents=True, exist_ok=True)
+    for name in RESULTS:  # of an earlier run into this folder: not to be taken for this one's
+        (folder.path / name).unlink(missing_ok=True)
     OmegaConf.save(config, folder.config, resolve=True)
     folder.update(status=RUNNING, error=None, emulated=True, device=request.gpu.display_name)
     folder.update(over_memory=request.over_memory or None)

@@ -159,6 +159,6 @@ def _head(values: Mapping[str, Any], model_type: str) -> str:
     return "masked_lm" if model_type in _ENCODERS else "causal_lm"
 
 
-def _num_labels(values: Mapping[str, Any]) -> int:
+def _num_labels(values: Mapping[str, Any]) -> Any:
     labels = values.get("id2label")
-    return len(labels) if isinstance(labels, Mapping) and labels else int(values.get("num_labels") or 2)
+    return len(labels) if isinstance(labels, Mapping) and labels else values.get("num_labels") or 2

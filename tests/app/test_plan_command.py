@@ -250,3 +250,12 @@ def test_a_setting_taken_out_is_named(values: dict[str, Any]) -> None:
     fewer = {name: value for name, value in values.items() if name != "method"}
     with pytest.raises(EnergyLightningError, match="the setting 'method' was taken out"):
         PlanRequest.from_values(fewer)
+
+
+def test_a_budget_out_of_reach_leaves_no_plan_of_an_earlier_run(tmp_path: Path) -> None:
+    job = ["plan", "workload=bert_base", "points=2", "frequencies_mhz=[1410]", "compare_with=[]", "method=perseus"]
+    assert main([*job, f"output_dir={tmp_path}"]) == 0
+    assert (tmp_path / "plan.yaml").exists()
+    assert main([*job, f"output_dir={tmp_path}", "budget=deadline", "budget.deadline=1e-9"]) == 1
+    assert not (tmp_path / "plan.yaml").exists()
+    assert "time_s" not in json.loads((tmp_path / "summary.json").read_text())
