@@ -225,6 +225,11 @@ class MultiPassOptimizer:
             }
             seed, num_asks = int(state["seed"]), int(state["num_asks"])
             sequence = dict.fromkeys([*map(int, state.get("sequence", ())), *told, *invalid, *pending])
+            tells = [values for merged in told.values() for values in merged]
+            if any(n < 1 or reason_against(t, e) for t, e, n in tells) or min(seed, num_asks) < 0:
+                raise ValueError("impossible measurements or counts")
+            if not {*sequence, *found_by} <= set(range(len(self.space))):
+                raise ValueError("candidates that are not there")
         except (KeyError, TypeError, ValueError) as error:
             raise SearchError(f"unreadable search state ({error!r}); start a new search") from error
         self._told, self._invalid, self._excluded = told, invalid, excluded

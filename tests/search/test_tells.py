@@ -165,3 +165,20 @@ def test_a_seed_that_is_no_count_is_refused(seed: Any) -> None:
 def test_asking_for_no_count_is_refused(count: Any) -> None:
     with pytest.raises(SearchError, match="ask for at least one configuration"):
         MultiPassOptimizer(SPACE, static_power_w=85.0).ask(count)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"told": [[999, 1.0, 1.0, 1]]},
+        {"told": [[0, math.nan, 1.0, 1]]},
+        {"told": [[0, 1.0, 1.0, 0]]},
+        {"pending": [999]},
+        {"seed": -1},
+    ],
+)
+def test_a_damaged_state_is_refused_before_anything_changes(changed: dict[str, Any]) -> None:
+    optimizer = MultiPassOptimizer(SPACE, static_power_w=85.0)
+    with pytest.raises(SearchError, match="unreadable search state"):
+        optimizer.load_state_dict(optimizer.state_dict() | changed)
+    assert (optimizer.num_told, optimizer.seed) == (0, 0)
