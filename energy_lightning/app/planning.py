@@ -59,15 +59,15 @@ class PlanRequest:
 
     @classmethod
     def _from_values(cls, values: Mapping[str, Any]) -> PlanRequest:
-        workload = build_workload(values["workload"])
-        if workload is None:
-            raise ConfigError(NO_JOB)
         if values["device"]["gpu"] is None:
             raise ConfigError(f"plan emulates a GPU: device.gpu=NAME with one of {', '.join(GPU.names())}")
         gpu, method = GPU.load(values["device"]["gpu"]), values["method"]
         wanted = (BASELINE_METHOD, *_listed(values["compare_with"], "compare_with"), method)
         for name in wanted:
             _check_method(name)
+        workload = build_workload(values["workload"])
+        if workload is None:
+            raise ConfigError(NO_JOB)
         points = values["points"]
         if isinstance(points, bool) or not isinstance(points, int) or not 2 <= points <= _MOST_POINTS:
             raise ConfigError(f"points must be a whole number from 2 to {_MOST_POINTS}, got {points!r}")

@@ -7,7 +7,7 @@ from typing import Any
 
 from energy_lightning.emulation import GPU
 from energy_lightning.types import Budget, ConfigError
-from energy_lightning.workload import Workload
+from energy_lightning.workload import ModelShape, Workload
 
 
 def check_settings(config: Any) -> None:
@@ -39,4 +39,12 @@ def build_workload(values: Mapping[str, Any]) -> Workload | None:
     if values["preset"] is None:
         return None
     sizes = {name: value for name, value in values.items() if name != "preset" and value is not None}
-    return Workload.preset(values["preset"], **sizes)
+    job = Workload.preset(values["preset"], **sizes)
+    return job if "sequence_length" in sizes else job.with_sizes(sequence_length=_usual_sequence_length(job.model))
+
+
+def _usual_sequence_length(model: ModelShape) -> int:
+    """Tokens in a sequence that such models are usually trained with."""
+    if not model.causal:
+        return 512
+    return 4096 if model.rotary else 2048  # Llama 3 and Qwen3 take more; published measurements train them with 4096

@@ -7,7 +7,7 @@ Symbols: n tokens of a microbatch on this GPU, h hidden size, t tensor-parallel 
     under activation checkpointing  n b h / s, and the above for the one layer that is recomputed
     microbatches in flight          min(stages - stage, microbatches), as 1F1B keeps them
     weights, gradients              b each; optimizer: float32 master weights (where b < 4) and two moments
-    logits                          n V / t values in b and, for the loss, twice in float32
+    logits                          n V / t values in b and once in float32 (a fused loss; unfused: twice or more)
 
 Attention is flash attention: no scores are kept. Not modelled: dropout masks (up to 2 h bytes a token and layer), norms
 and biases, an optimizer sharded while weights are not, fragmentation, buffers of overlapping collectives.
@@ -178,7 +178,7 @@ def _logits_bytes(w: Workload) -> float:
     if w.model.head not in ("causal_lm", "masked_lm"):
         return 0.0
     logits = _tokens(w) * w.model.vocab_size / w.tensor_parallel
-    return logits * (DTYPE_BYTES[w.dtype] + 2 * _FLOAT32_BYTES)
+    return logits * (DTYPE_BYTES[w.dtype] + _FLOAT32_BYTES)
 
 
 def _gathered_bytes(w: Workload, stage: int) -> float:
