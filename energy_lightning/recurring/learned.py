@@ -36,7 +36,7 @@ class Prior:
     slope: float = 0.25
     smooth: float = 1.0
     length_octaves: float = 4.0
-    rough: float = 0.05
+    rough: float = 0.08
     limit_shift: float = 0.3
     limit_arm: float = 0.05
     noise: float = 0.1
