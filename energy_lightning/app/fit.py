@@ -50,7 +50,8 @@ def write_fit(job: Job, model: EnergyModel, name: str) -> tuple[list[str], dict[
     job.say(f"{title}{' (EMULATED)' if model.emulated else ''}")
     job.say(model.words())
     for note in model.explaining.notes_:
-        job.say(f"note: {note}")
+        if note not in job.told:
+            job.say(f"note: {note}")
     job.say(_in_words(accuracy))
     model.save(folder / MODEL_FILE, **accuracy)
     fitted_j = model.explaining.predict(model.inputs(model.table))

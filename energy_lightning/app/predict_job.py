@@ -26,12 +26,14 @@ class Job:
     Attributes:
         values: the settings, resolved.
         folder: where files go; it exists.
+        told: texts of the warnings that were printed.
     """
 
     def __init__(self, config: Any, path: Path) -> None:
         from omegaconf import OmegaConf
 
         check_missing(config)
+        self.told: set[str] = set()
         values: Any = OmegaConf.to_container(config, resolve=True)
         self.values: dict[str, Any] = values
         self.folder = RunFolder(path)
@@ -66,6 +68,7 @@ class Job:
                 warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
             elif text not in texts:
                 texts.append(text)
+                self.told.add(text)
                 self.say(f"warning: {text}")
 
     def complete(self, files: list[str], **results: Any) -> None:

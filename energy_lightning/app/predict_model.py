@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from energy_lightning.app.predict_table import ENERGY
+from energy_lightning.app.predict_table import ENERGY, numbers_of
 from energy_lightning.predict import EnergyLens, FineTuningEnergy, PredictionError, PredictionWarning, mape_pct
 from energy_lightning.predict.lens import OPTIONAL as LENS_OPTIONAL
 from energy_lightning.predict.lens import REQUIRED as LENS_REQUIRED
@@ -170,6 +170,8 @@ def fitted_model(kind: str, table: Any, energy_j: Any, settings: dict[str, Any],
     if kind not in COLUMNS:
         raise ConfigError(f"unknown kind={kind}; choose one of {', '.join(COLUMNS)}")
     kept = table[[name for name in COLUMNS[kind] if name in table.columns]]
+    for name in {"speedup", "time_s"} & set(kept.columns):
+        kept = kept.assign(**{name: numbers_of(kept, name, may_miss=name == "speedup")})
     if "time_s" in kept and not (kept["time_s"] > 0.0).all():
         raise PredictionError("column time_s must be > 0 in every row; drop failed runs, or the column")
     chosen = {name: settings[name] for name in _SETTINGS[kind]}

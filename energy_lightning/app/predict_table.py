@@ -28,6 +28,8 @@ def read_table(path: str | Path, columns: Mapping[str, str | None]) -> Any:
         table = pandas.read_csv(file)
     except (pandas.errors.EmptyDataError, pandas.errors.ParserError, UnicodeDecodeError) as error:
         raise PredictionError(f"{file} is not a CSV table: {error}") from error
+    if len(table.columns) == 1 and any(mark in str(table.columns[0]) for mark in ";\t"):
+        raise PredictionError(f"{file} separates its columns by semicolons or tabs: a CSV here has commas")
     if table.empty:
         raise PredictionError(f"{file} has no rows below its header")
     renamed = {ours: theirs for ours, theirs in columns.items() if theirs is not None}
@@ -57,16 +59,22 @@ def energy_of(table: Any, column: str, unit: str) -> Any:
         raise PredictionError(
             f"column {column} is named as if in {named}, energy_unit is {unit}: give energy_unit={named}, or rename it"
         )
+    return numbers_of(table, column).to_numpy(dtype=float) * JOULES[unit]
+
+
+def numbers_of(table: Any, column: str, *, may_miss: bool = False) -> Any:
+    """Column as numbers, empty cells as NaN where they `may_miss`; PredictionError naming the first other row."""
     import pandas
 
     values = pandas.to_numeric(table[column], errors="coerce")
-    if values.isna().any():
-        row = int(values.isna().to_numpy().argmax())
+    bad = values.isna() & table[column].notna() if may_miss else values.isna()
+    if bad.any():
+        row = int(bad.to_numpy().argmax())
         raise PredictionError(
-            f"column {column} must hold numbers: row {row} has {table[column].iloc[row]!r} ({int(values.isna().sum())} "
-            f"such rows of {len(table)}); drop failed runs first"
+            f"column {column} must hold numbers: row {row} has {table[column].iloc[row]!r} ({int(bad.sum())} such rows "
+            f"of {len(table)}); drop failed runs first"
         )
-    return values.to_numpy(dtype=float) * JOULES[unit]
+    return values
 
 
 def _listed(table: Any) -> str:

@@ -94,9 +94,15 @@ def predicted_table(model: EnergyModel, asked: Any, level: float, prices: Prices
         predicted_energy_kwh=kwh,
         predicted_hours=hours,
         cost=prices.cost(kwh, hours * asked["num_gpus"].to_numpy()),
-        least=np.arange(len(asked)) == int(np.argmin(energy_j)),
+        least=_least(energy_j),
         emulated=model.emulated,
     )
+
+
+def _least(energy_j: Any) -> Any:
+    """(n,) marks the least, and nothing where another is as low."""
+    lowest = energy_j <= energy_j.min() * (1.0 + 1e-9)
+    return lowest if lowest.sum() == 1 else np.zeros(len(energy_j), dtype=bool)
 
 
 def _with_gpu_model(asked: Any, model: EnergyModel, chosen: str | None) -> Any:
@@ -115,6 +121,8 @@ def _with_gpu_model(asked: Any, model: EnergyModel, chosen: str | None) -> Any:
 
 def _verdict(table: Any, least: Any) -> str:
     """Which is least, and whether the intervals tell it from the next."""
+    if not table["least"].any():
+        return "least energy: not known, several predictions are equal"
     text = f"least energy: {least['strategy']} on {least['num_gpus']} GPU{'' if least['num_gpus'] == 1 else 's'}"
     others = table[~table["least"]]
     if len(others):

@@ -1,0 +1,76 @@
+"""`energy-lightning fit`: units, mistakes, and files that are no models."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from served_tables import command, served
+
+from energy_lightning.app.predict_model import EnergyModel
+from energy_lightning.types import EnergyLightningError
+
+
+def test_kilowatt_hours_are_converted_or_suspected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = served()
+    table["energy_kwh"] = table.pop("energy_j") / 3.6e6
+    table.to_csv(tmp_path / "kwh.csv", index=False)
+    base = ["fit", "kind=inference", f"csv={tmp_path}/kwh.csv", f"output_dir={tmp_path}/out"]
+    assert command(*base) == 1
+    assert "no column energy_j; the energies may be in energy_kwh" in capsys.readouterr().err
+    assert command(*base, "energy_column=energy_kwh") == 1
+    assert "named as if in kWh, energy_unit is J: give energy_unit=kWh" in capsys.readouterr().err
+    assert command(*base, "energy_column=energy_kwh", "energy_unit=kWh") == 0
+    model = EnergyModel.load(tmp_path / "out" / "model.yaml", "inference")
+    assert model.energy_j == pytest.approx(served().energy_j.to_numpy())
+    assert "suspicious" not in capsys.readouterr().out
+    table.rename(columns={"energy_kwh": "energy_j"}).to_csv(tmp_path / "kwh.csv", index=False)
+    assert command(*base) == 0
+    assert "warning: suspicious magnitude" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "arguments", "message"),
+    [
+        ({}, ["csv=none.csv"], "no file none.csv"),
+        ({}, ["kind=trainig"], "unknown kind=trainig; choose one of training, inference"),
+        ({}, ["kind=training"], "missing columns num_layers, hidden_size, ffn_size, sequence_length, tokens"),
+        ({}, ["energy_unit=MWh"], "unknown energy_unit=MWh; choose one of J, mJ, kJ, Wh, kWh"),
+        ({}, ["columns.batch_size=b"], "columns.batch_size=b: "),
+        ({"batch_size": 0}, [], "column batch_size must be finite and > 0: row 0 has 0"),
+        ({"energy_j": -1.0}, [], "energy_j must be finite and > 0: row 0 has -1"),
+        ({"energy_j": float("nan")}, [], "column energy_j must hold numbers: row 0 has"),
+        ({"batch_size": "many"}, [], "column batch_size must hold numbers"),
+        ({"speedup": "fast"}, ["kind=training"], "column speedup must hold numbers: row 0 has 'fast'"),
+    ],
+)
+def test_mistakes_of_a_fit_cost_one_line(
+    change: dict[str, object],
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    served().assign(**change).to_csv(tmp_path / "t.csv", index=False)
+    base = ["fit", "kind=inference", f"csv={tmp_path}/t.csv", f"output_dir={tmp_path}/out"]
+    assert command(*base, *arguments) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+    assert not (tmp_path / "out" / "model.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("kind: training\n", "is no model file"),
+        ("[1, 2]\n", "is no model file"),
+        ("kind: training\nemulated: false\nsettings: {}\ntable: 'a,energy_j'\n", "is a model of training"),
+        ("kind: inference\nemulated: false\nsettings: {}\ntable: |\n  a,b\n  1,2\n", "no column energy_j"),
+    ],
+)
+def test_other_files_are_no_models(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "m.yaml").write_text(text)
+    with pytest.raises(EnergyLightningError, match=re.escape(message)):
+        EnergyModel.load(tmp_path / "m.yaml", "inference")
