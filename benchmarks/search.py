@@ -5,8 +5,10 @@
 Tables: DIR/overlap_microbench.csv replayed (measured on 2 A100s), and partitions of three workloads on the emulated
 A100-SXM4-40GB with 1.5% noise on what the search sees (emulated). Gap = 1 - hypervolume found / hypervolume of the
 whole table, both of true values, scaled so that the least time and energy are 0, and 1.6 x the least time and the 95th
-percentile of energy are 1; reference (1.1, 1.1). Seeds are paired: run k of every method draws from seed k, and meets
-the same noise. Runs found in the folder of --cache are not repeated: empty it after a change of the code.
+percentile of energy are 1; reference (1.1, 1.1). "gap" is that of everything measured, "front chosen" that of the front
+picked by the measured (noisy) values, "from smoothed values" that of the front picked by each method's own surrogates.
+Seeds are paired: run k of every method draws from seed k, and meets the same noise.
+Runs found in the folder of --cache are not repeated: empty it after a change of the code.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ WINDOW_S, COOL_DOWN_S = 5.0, 5.0  # per measured configuration, as published
 WORKLOADS = {"llama3.2_3b_tp8": "fwd_attn", "qwen3_1.7b_tp4": "bwd_mlp", "llama3.1_8b_tp4": "fwd_mlp"}
 PUBLISHED = {64: BatchSizes(32, 8, 4, 0.0), 112: BatchSizes(48, 16, 4, 0.0), 224: BatchSizes(96, 32, 4, 0.0)}
 PRIORS = ("tilted", "doubled", "shuffled")
-OURS = BatchSizes(12, 4, 53, 0.0)  # batches of 4, beyond 112 measured of 16
+OURS = BatchSizes(12, 4, 25, 0.0)
 CHECKPOINTS = (64, 72, 112, 224)
 
 
@@ -115,33 +117,52 @@ def _unit(values: list[Any]) -> np.ndarray:
     return (numbers - numbers.min()) / np.ptp(numbers)
 
 
-def replay(table: Table, passes: str, seed: int, sizes: BatchSizes | None) -> list[int]:
-    """The candidates that one search measured, in order."""
+@dataclass(frozen=True)
+class Run:
+    """Candidates in the order measured; after n measurements, the front chosen from measured and smoothed values."""
+
+    measured: list[int]
+    fronts: dict[int, tuple[list[int], list[int]]]
+
+
+def replay(table: Table, passes: str, seed: int, sizes: BatchSizes | None) -> Run:
+    """One search from its first to its last measurement."""
     search = MultiPassOptimizer(
         table.space, static_power_w=table.static_power_w, seed=seed, passes=passes, prior=table.prior, sizes=sizes
     )
     factors = np.exp(table.noise * np.random.default_rng(seed).standard_normal((2, len(table.space))))
-    measured: list[int] = []
+    run = Run([], {})
     while not search.done:
-        for config in search.ask(16 if sizes == OURS and len(measured) >= 112 else None):
+        for config in search.ask():
             i = table.space.index(config)
-            measured.append(i)
+            run.measured.append(i)
             search.tell(config, time_s=table.time_s[i] * factors[0, i], energy_j=table.energy_j[i] * factors[1, i])
-    return measured
+            if len(run.measured) in CHECKPOINTS:
+                run.fronts[len(run.measured)] = _fronts(search)
+    run.fronts[len(run.measured)] = _fronts(search)
+    return run
 
 
-def one_run(seed: int, name: str, method: str, data: Path | None, cache: Path | None) -> list[int]:
+def _fronts(search: MultiPassOptimizer) -> tuple[list[int], list[int]]:
+    """Chosen from measured and from smoothed values; random search has no model and takes the measured ones twice."""
+    fronts = search.front(), search.front(smoothed=search.passes != "random")
+    first, second = ([search.space.index(point.choice) for point in front] for front in fronts)
+    return first, second
+
+
+def one_run(seed: int, name: str, method: str, data: Path | None, cache: Path | None) -> Run:
     """`replay` of a method (a key of METHODS), kept in the cache."""
     file = None if cache is None else cache / f"{name}-{method}-{seed}.json".replace(" ", "_")
     if file is not None and file.exists():
-        return list(json.loads(file.read_text()))
+        kept = json.loads(file.read_text())
+        return Run(kept["measured"], {int(n): tuple(fronts) for n, fronts in kept["fronts"].items()})
     passes, sizes, prior = METHODS[method]
     table = load(name, data)
-    measured = replay(wrong_prior(table, prior, seed) if prior else table, passes, seed, sizes)
+    run = replay(wrong_prior(table, prior, seed) if prior else table, passes, seed, sizes)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(measured))
-    return measured
+        file.write_text(json.dumps({"measured": run.measured, "fronts": run.fronts}))
+    return run
 
 
 METHODS: dict[str, tuple[str, BatchSizes | None, str]] = {
@@ -149,7 +170,7 @@ METHODS: dict[str, tuple[str, BatchSizes | None, str]] = {
     **{f"published {n}": ("published", sizes, "") for n, sizes in PUBLISHED.items()},
     "default": ("default", OURS, ""),
     "default, stopping by itself": ("default", None, ""),
-    **{f"default, prior {kind}": ("default", BatchSizes(12, 4, 25, 0.0), kind) for kind in PRIORS},
+    **{f"default, prior {kind}": ("default", OURS, kind) for kind in PRIORS},
 }
 
 
@@ -165,36 +186,41 @@ def compare(name: str, methods: list[str], seeds: int, data: Path | None, cache:
     """Print medians and quartiles of the gaps of every method on one table, and what the published quality costs."""
     table = load(name, data)
     print(f"\n{table.name}: {len(table.space)} configurations, noise {table.noise:.1%}, {seeds} seeds")
-    print("| method | measured | gap, median | quartiles | windows + cool-downs, s |")
-    print("| --- | ---: | ---: | ---: | ---: |")
-    runs: dict[str, list[list[int]]] = {}
+    print("| method | measured | windows + cool-downs, s | gap, median | front chosen | from smoothed values |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    runs: dict[str, list[Run]] = {}
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         for method in methods:
             work = functools.partial(one_run, name=name, method=method, data=data, cache=cache)
             runs[method] = pool.map(work, range(seeds), chunksize=1)
             _rows(table, method, runs[method])
     for n in PUBLISHED:
-        shares = [_share(table, *pair) for pair in zip(runs["default"], runs[f"published {n}"], strict=True)]
-        low, median, high = np.percentile(shares, [25, 50, 75])
+        pairs = list(zip(runs["default"], runs[f"published {n}"], strict=True))
+        low, median, high = np.percentile([_share(table, *pair) for pair in pairs], [25, 50, 75])
         print(f"published quality at {n}: {median:.0%} of its measuring time ({low:.0%}-{high:.0%})", flush=True)
 
 
-def _rows(table: Table, method: str, runs: list[list[int]]) -> None:
-    ends = CHECKPOINTS if method in ("random", "default") or "prior" in method else (max(map(len, runs)),)
-    for end in ends:
-        if end > max(map(len, runs)):
-            continue
-        low, median, high = np.percentile([table.gap(run[:end]) for run in runs], [25, 50, 75]) * 100.0
-        num_measured = float(np.median([len(run[:end]) for run in runs]))
+def _rows(table: Table, method: str, runs: list[Run]) -> None:
+    longest = max(len(run.measured) for run in runs)
+    checked = method in ("random", "default") or "prior" in method
+    for end in [n for n in CHECKPOINTS if n <= longest] if checked else [longest]:
+        ends = [min(end, len(run.measured)) for run in runs]
+        gaps = [
+            (table.gap(run.measured[:n]), *(table.gap(front) for front in run.fronts[n]))
+            for run, n in zip(runs, ends, strict=True)
+        ]
+        low, median, high = np.percentile(gaps, [25, 50, 75], axis=0) * 100.0
+        cells = [f"{m:.2f}% ({a:.2f}-{b:.2f})" for a, m, b in zip(low, median, high, strict=True)]
+        num_measured = float(np.median(ends))
         seconds = num_measured * (WINDOW_S + COOL_DOWN_S)
-        print(f"| {method} | {num_measured:.0f} | {median:.2f}% | {low:.2f}-{high:.2f} | {seconds:.0f} |", flush=True)
+        print(f"| {method} | {num_measured:.0f} | {seconds:.0f} | {' | '.join(cells)} |", flush=True)
 
 
-def _share(table: Table, ours: list[int], theirs: list[int]) -> float:
-    """Share of `theirs`' measuring time after which `ours` is as good; 1 if never."""
-    goal = table.gap(theirs)
-    needed = next((n for n in range(1, len(ours) + 1) if table.gap(ours[:n]) <= goal), len(theirs))
-    return needed / len(theirs)
+def _share(table: Table, ours: Run, theirs: Run) -> float:
+    """Share of `theirs`' measuring time after which `ours` has measured as good a front; 1 if never."""
+    goal, most = table.gap(theirs.measured), len(theirs.measured)
+    enough = (n for n in range(1, len(ours.measured) + 1) if table.gap(ours.measured[:n]) <= goal)
+    return next(enough, most) / most
 
 
 def decision_time(repeats: int) -> None:

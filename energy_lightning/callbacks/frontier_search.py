@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 
@@ -101,8 +101,31 @@ class FrontierSearch:
         return {name: optimizer.history() for name, optimizer in self._optimizers.items() if optimizer.num_told}
 
     def outcome(self, budget: Budget) -> Outcome:
-        """Frontiers and choice from all measurements so far; errors as in `compose_outcome`."""
-        return compose_outcome(list(self._tasks.values()), self.store.measurements(), self._costs, budget)
+        """Frontiers and choice from all measurements so far; errors as in `compose_outcome`.
+
+        With the default passes, searched partitions enter by their smoothed values (what the surrogates say of the
+        configurations measured): among hundreds of noisy windows the best looking ones were mostly lucky.
+        """
+        tasks = list(self._tasks.values())
+        return compose_outcome(tasks, {**self.store.measurements(), **self._smoothed()}, self._costs, budget)
+
+    def _smoothed(self) -> dict[PartitionConfig, Measurement]:
+        """Valid measurements that the default passes learnt from, with the surrogates' time and energy."""
+        smoothed: dict[PartitionConfig, Measurement] = {}
+        if self._settings.passes != "default":
+            return smoothed
+        for name, optimizer in self._optimizers.items():
+            if optimizer.num_told == 0:
+                continue
+            task, predicted = self._tasks[name], optimizer.predict()
+            for point in optimizer.measured():
+                candidate = cast(dict[str, Any], point.choice)
+                config, i = task.config(candidate), optimizer.space.index(candidate)
+                known = self.store.known(config)
+                if known is not None and known.valid:
+                    values = float(predicted.time_s[i]), float(predicted.energy_j[i])
+                    smoothed[config] = replace(known, time_s=values[0], energy_j=values[1])
+        return smoothed
 
     def _optimizer(self, task: PartitionTask, number: int) -> MultiPassOptimizer:
         assert task.space is not None

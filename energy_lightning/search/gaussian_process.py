@@ -26,7 +26,7 @@ from energy_lightning.search.features import Features
 from energy_lightning.search.space import Floats
 
 # Means and deviations of the normal priors over theta, and bounds; for features in [0, 1] and standardised targets.
-_LENGTH_SCALE, _GROUP, _NOISE = (0.0, 1.0), (0.0, 1.0), (-6.0, 2.0)
+_LENGTH_SCALE, _GROUP, _NOISE = (0.0, 1.0), (0.0, 1.0), (-3.0, 1.0)
 _BOUNDS = ((-4.0, 5.0), (-5.0, 3.0), (-9.0, 0.0))
 _START_NOISE = -4.0
 _MOST_STEPS = 40

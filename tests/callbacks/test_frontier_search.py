@@ -1,5 +1,6 @@
 """The search over all partitions, on a real emulated device."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,20 +13,22 @@ from energy_lightning.callbacks.spaces import partition_tasks
 from energy_lightning.device import EmulatedDevice
 from energy_lightning.emulation import GPU, emulate_iteration
 from energy_lightning.measure import EmulatedRunner, MeasurementStore, PartitionConfig, PartitionMeter, describe_run
-from energy_lightning.search import BatchSizes
+from energy_lightning.search import BatchSizes, MultiPassOptimizer, Prediction
 from energy_lightning.types import Budget, Measurement
 
 A100 = GPU.load("a100-sxm4-40gb")
 
 
-def make(path: Path, gpu: GPU = A100) -> tuple[FrontierSearch, PartitionMeter, MeasurementStore]:
+def make(
+    path: Path, gpu: GPU = A100, *, passes: str = "default"
+) -> tuple[FrontierSearch, PartitionMeter, MeasurementStore]:
     device = EmulatedDevice(gpu, WORKLOAD)
     store = MeasurementStore(path, describe_run(device, WORKLOAD), source="emulated")
     costs = IterationCosts(
         num_microbatches=1, static_power_w=device.static_power_w, switch_time_s=device.switch_time_s, emulated=True
     )
     tasks = partition_tasks(WORKLOAD, device, frequencies_mhz=CLOCKS_MHZ)
-    search = FrontierSearch(tasks, store, costs, SearchSettings(sizes=BatchSizes(**SMALL)))
+    search = FrontierSearch(tasks, store, costs, SearchSettings(passes=passes, sizes=BatchSizes(**SMALL)))
     return search, PartitionMeter(device, EmulatedRunner(device)), store
 
 
@@ -69,8 +72,26 @@ def test_the_composed_prediction_is_what_the_iteration_really_takes(path: Path) 
     for point in outcome.references.values():
         truth = emulate_iteration(WORKLOAD, unlimited, point.choice)
         switches = point.choice.forward.frequency_mhz != point.choice.backward.frequency_mhz
-        assert point.time_s == pytest.approx(truth.time_s + 2 * A100.switch_time_s * switches)
+        expected_s = truth.time_s + 2 * A100.switch_time_s * switches
+        assert point.time_s == pytest.approx(expected_s, rel=2e-3)  # searched partitions are smoothed
         assert point.energy_j == pytest.approx(truth.energy_per_gpu_j, rel=0.06)  # measured warmer or cooler
+
+
+def test_searched_partitions_enter_by_their_smoothed_values(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    search, meter, _ = make(path)
+    run(search, meter)
+    as_measured, _, _ = make(path, passes="published")  # the same rows, taken as they are
+    predict = MultiPassOptimizer.predict
+
+    def pessimistic(optimizer: MultiPassOptimizer) -> Prediction:
+        found = predict(optimizer)
+        return replace(found, time_s=1.5 * found.time_s, energy_j=1.5 * found.energy_j)
+
+    monkeypatch.setattr(MultiPassOptimizer, "predict", pessimistic)
+    for frontier, expected in ((search, False), (as_measured, True)):
+        stages = frontier.outcome(Budget("min_energy")).plan.stages
+        schedules = [schedule for phase in stages[0] for schedule in phase.schedules.values()]
+        assert any(schedule.sm_count is not None for schedule in schedules) is expected
 
 
 @pytest.mark.parametrize("killed_after", [1, 20, 60, 100])
