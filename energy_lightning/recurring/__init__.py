@@ -9,6 +9,7 @@ from energy_lightning.recurring.runs import (
     TargetNeverReachedError,
     TargetNeverReachedWarning,
 )
+from energy_lightning.recurring.scaling import scaled_learning_rate
 
 __all__ = [
     "POLICIES",
@@ -22,4 +23,5 @@ __all__ = [
     "TargetNeverReachedError",
     "TargetNeverReachedWarning",
     "choose_power_limit",
+    "scaled_learning_rate",
 ]
