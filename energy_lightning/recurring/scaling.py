@@ -20,6 +20,6 @@ def scaled_learning_rate(learning_rate: float, *, batch_size: int, default: int,
         raise RecurringError(f"unknown learning-rate rule {rule!r}; known: {', '.join(RULES)}")
     if not (0.0 < learning_rate < math.inf and batch_size >= 1 and default >= 1):
         raise RecurringError(
-            f"need a positive rate and batch sizes of 1 or more, got rate {learning_rate}, sizes {batch_size}, {default}"
+            f"need a positive rate and sizes of 1 or more, got rate {learning_rate}, sizes {batch_size}, {default}"
         )
     return learning_rate * RULES[rule](batch_size / default)
