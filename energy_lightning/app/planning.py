@@ -173,6 +173,8 @@ def _merged(points: list[FrontierPoint]) -> list[FrontierPoint]:
 
 
 def _chosen(points: Sequence[FrontierPoint], budget: Budget, baseline_s: float) -> FrontierPoint | None:
+    if budget.kind == "max_throughput":  # of all that keep the fastest's pace, the least energy
+        budget = Budget("deadline", min(point.time_s for point in points) * (1.0 + _TIME_TIE))
     try:
         return choose(points, budget, baseline_time_s=baseline_s * (1.0 + _TIME_TIE))
     except BudgetError:

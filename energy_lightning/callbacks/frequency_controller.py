@@ -53,6 +53,8 @@ class FrequencyControllerMixin:
         self._locked_mhz, self._step_open, self._last_global_step = None, False, trainer.global_step
         if self._device is not None and not self._device.can_lock_frequency:
             say(trainer, f"no permission to set the clock of {self._device.name}: plans run without it")
+        if job is not None and job.plan is not None:
+            say(trainer, f"follows the plan it was given: {_described(job.plan)}")
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """A new plan if there is one, then the forward's clock."""
@@ -163,3 +165,17 @@ class FrequencyControllerMixin:
         if self._meter is not None:
             self._meter.close()
             self._meter = None
+
+
+def _described(plan: Plan) -> str:
+    """Name, clocks, modes and prediction of a plan in one line."""
+    phases = [
+        f"{phase.phase} {'at the running clock' if phase.frequency_mhz is None else f'{phase.frequency_mhz} MHz'}, "
+        f"{'two nanobatches' if phase.nanobatched else 'sequential'}"
+        for phase in (plan.forward, plan.backward)
+    ]
+    text = "; ".join(([plan.label] if plan.label else []) + phases)
+    if plan.time_s is None or plan.energy_j is None:
+        return text
+    source = "EMULATED, " if plan.emulated else ""
+    return f"{text} ({source}for the job it was made for: {plan.time_s:.4g} s, {plan.energy_j:.4g} J a step and GPU)"

@@ -244,6 +244,7 @@ def test_a_plan_that_keeps_the_pace_is_no_slow_down() -> None:
     plain, saves, slower = (FrontierPoint(t, e) for t, e in ((10.0, 100.0), (10.0004, 85.0), (10.02, 80.0)))
     assert _chosen([plain, saves, slower], Budget("max_slowdown", 0.0), 10.0) is saves
     assert _chosen([slower], Budget("max_slowdown", 0.0), 10.0) is None
+    assert _chosen([plain, saves, slower], Budget("max_throughput"), 10.0) is saves
 
 
 def test_a_setting_taken_out_is_named(values: dict[str, Any]) -> None:

@@ -57,7 +57,7 @@ def test_python_blocks_run_as_one_script(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog\n" * 60)
     blocks = [block for language, block in BLOCKS if language == "python"]
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     for number, block in enumerate(blocks):
         script = tmp_path / f"block_{number}.py"
         above = "from lightning.pytorch import Trainer\n" if number else ""  # the first block imports it

@@ -109,6 +109,15 @@ def test_without_permission_plans_run_without_clocks_and_one_line_says_so(tmp_pa
     assert len([line for line in trainer.lightning_module.lines if "no permission" in line]) == 1
 
 
+def test_a_plan_that_was_given_is_named_with_its_prediction(tmp_path: Path) -> None:
+    plan = Plan.single_stage(PhasePlan("forward", 900, True), PhasePlan("backward"), label="kareus")
+    trainer = run_with(plan.with_prediction(0.5, 100.0, emulated=True), tmp_path, Scripted())
+    trainer.fit()
+    (line,) = [line for line in trainer.lightning_module.lines if "given" in line and "up" not in line]
+    assert "kareus; forward 900 MHz, two nanobatches; backward at the running clock, sequential" in line
+    assert "EMULATED, for the job it was made for: 0.5 s, 100 J" in line
+
+
 def test_a_clock_that_cannot_be_set_ends_control_in_one_line(tmp_path: Path) -> None:
     device = Scripted(frequencies_mhz=(900, 1410))
     trainer = run_with(Plan.single_stage(PhasePlan("forward", 900), PhasePlan("backward", 1200)), tmp_path, device)
