@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from energy_lightning.report.summary import read_summary, write_json
+from energy_lightning.types import EnergyLightningError
 
 RUNNING, COMPLETED, FAILED, INTERRUPTED = "running", "completed", "failed", "interrupted"
 
@@ -53,3 +56,29 @@ class RunFolder:
             reason = f"was killed by signal {-exit_code}" if exit_code < 0 else f"ended with exit code {exit_code}"
             self.update(status=FAILED, error=f"the training process {reason}")
         return str(self.read()["status"])
+
+
+def recorded(folder: RunFolder, work: Callable[[], None]) -> str:
+    """Do `work`; its status, as the summary in `folder` then says too. A user's mistake costs one line.
+
+    Raises SystemExit(130) after Ctrl-C, and what is no user's mistake, once the summary says so.
+    """
+    try:
+        try:
+            work()
+        except EnergyLightningError as error:
+            print(f"error: {error}", file=sys.stderr)
+            folder.update(status=FAILED, error=str(error))
+            return FAILED
+        except Exception as error:  # a full disk too, whose update then fails in the same way
+            folder.update(status=FAILED, error=f"{type(error).__name__}: {error}")
+            raise
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        folder.update(status=INTERRUPTED, error="interrupted by the user")
+        raise SystemExit(130) from None  # as shells count an interrupt
+    except OSError as error:
+        place = "give another folder with output_dir=FOLDER"
+        print(f"error: cannot write into {folder.path}: {error.strerror or error}; {place}", file=sys.stderr)
+        return FAILED
+    return COMPLETED

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from energy_lightning.app.folder import COMPLETED, FAILED, INTERRUPTED, RUNNING, RunFolder
+from energy_lightning.app.folder import COMPLETED, RUNNING, RunFolder, recorded
 from energy_lightning.app.hydra_jobs import checked_arguments, exit_code, run_hydra
 from energy_lightning.app.planning import PlanRequest, plan_job, refuse_unmet_budget
 from energy_lightning.app.settings import check_missing
@@ -26,7 +26,7 @@ from energy_lightning.report.planning import (
     plan_of,
     write_frontier_csv,
 )
-from energy_lightning.types import ConfigError, EnergyLightningError
+from energy_lightning.types import ConfigError
 
 CONFIG_NAME = "plan"
 RESULTS = ("summary.json", "plan.yaml", "frontier.csv", "frontier.png", "pipeline.png")
@@ -41,25 +41,7 @@ def plan(arguments: Sequence[str]) -> int:
 def run_plan(config: Any, path: Path) -> str:
     """Plan what the composed configuration says, into the folder `path`; the job's status, as in the summary."""
     folder = RunFolder(path)
-    try:
-        try:
-            _run_in(folder, config)
-        except EnergyLightningError as error:
-            print(f"error: {error}", file=sys.stderr)
-            folder.update(status=FAILED, error=str(error))
-            return FAILED
-        except Exception as error:
-            folder.update(status=FAILED, error=f"{type(error).__name__}: {error}")
-            raise
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        folder.update(status=INTERRUPTED, error="interrupted by the user")
-        raise SystemExit(130) from None  # as shells count an interrupt
-    except OSError as error:
-        place = "give another folder with output_dir=FOLDER"
-        print(f"error: cannot write into {path}: {error.strerror or error}; {place}", file=sys.stderr)
-        return FAILED
-    return COMPLETED
+    return recorded(folder, lambda: _run_in(folder, config))
 
 
 def _run_in(folder: RunFolder, config: Any) -> None:

@@ -12,10 +12,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from energy_lightning.app.folder import COMPLETED, FAILED, INTERRUPTED, RUNNING, RunFolder
+from energy_lightning.app.folder import COMPLETED, RUNNING, RunFolder, recorded
 from energy_lightning.app.settings import check_missing
 from energy_lightning.predict import PredictionWarning
-from energy_lightning.types import EnergyLightningError
 
 WIDTH = 110  # of tables that do not go to a terminal
 
@@ -79,20 +78,4 @@ class Job:
 
 def run_job(config: Any, path: Path, work: Callable[[Job], None]) -> str:
     """Do `work` on a job; its status, as in the summary. A user's mistake costs one line."""
-    folder = RunFolder(path)
-    try:
-        try:
-            work(Job(config, path))
-        except EnergyLightningError as error:
-            print(f"error: {error}", file=sys.stderr)
-            folder.update(status=FAILED, error=str(error))
-            return FAILED
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        folder.update(status=INTERRUPTED, error="interrupted by the user")
-        raise SystemExit(130) from None  # as shells count an interrupt
-    except OSError as error:
-        place = "give another folder with output_dir=FOLDER"
-        print(f"error: cannot write into {path}: {error.strerror or error}; {place}", file=sys.stderr)
-        return FAILED
-    return COMPLETED
+    return recorded(RunFolder(path), lambda: work(Job(config, path)))

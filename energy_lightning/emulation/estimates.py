@@ -138,16 +138,16 @@ def default_schedule(partition: Partition) -> Schedule:
 
 def emulate_scheduled(partition: Partition, gpu: GPU, frequency_mhz: int, schedule: Schedule | None) -> Estimate:
     """One execution of `partition` under `schedule` (None: `default_schedule`)."""
-    chosen = default_schedule(partition) if schedule is None else schedule
     return emulate_partition(
-        partition.operators,
-        partition.collective,
-        gpu,
-        frequency_mhz=frequency_mhz,
-        sm_count=chosen.sm_count,
-        block_threads=chosen.block_threads,
-        launch=chosen.launch if partition.launch_points else None,
+        partition.operators, partition.collective, gpu, frequency_mhz=frequency_mhz, **_choices(partition, schedule)
     )
+
+
+def _choices(partition: Partition, schedule: Schedule | None) -> dict[str, Any]:
+    """What `schedule` (None: `default_schedule`) says of `partition`, as arguments of `emulate_partition(s)`."""
+    chosen = default_schedule(partition) if schedule is None else schedule
+    launch = chosen.launch if partition.launch_points else None
+    return {"sm_count": chosen.sm_count, "block_threads": chosen.block_threads, "launch": launch}
 
 
 def emulate_phase_curve(
@@ -161,15 +161,9 @@ def emulate_phase_curve(
         time_s, energy_j = np.zeros(len(clocks_mhz)), np.zeros(len(clocks_mhz))
         for partition in partitions:
             schedule = phase_plan.schedules.get(partition.name, phase_plan.schedules.get(partition.key))
-            chosen = default_schedule(partition) if schedule is None else schedule
+            choices = _choices(partition, schedule)
             once_s, once_j = emulate_partitions(
-                partition.operators,
-                partition.collective,
-                free,
-                frequency_mhz=clocks_mhz,
-                sm_count=chosen.sm_count,
-                block_threads=chosen.block_threads,
-                launch=chosen.launch if partition.launch_points else None,
+                partition.operators, partition.collective, free, frequency_mhz=clocks_mhz, **choices
             )
             time_s += partition.count * once_s
             energy_j += partition.count * once_j
