@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from energy_lightning.callbacks.composition import IterationCosts, Outcome, compose_outcome
 from energy_lightning.callbacks.spaces import PartitionTask
@@ -29,6 +30,16 @@ class SearchSettings:
     passes: str = "default"
     seed: int = 0
     sizes: BatchSizes | None = None
+
+
+# Root mean square deviation of measurements from the surrogates, relative. Exact measurements are met to some 0.05%,
+# windows with 1.5% of noise to about as much: what lies between is called noise from here on.
+_LEAST_NOISE = 0.005
+
+
+def _noisy(measured: Sequence[float], expected: NDArray[np.float64]) -> bool:
+    """Whether measurements scatter about what is `expected` of them, (n,) each, beyond the surrogates' own error."""
+    return bool(np.sqrt(np.mean(np.log(np.asarray(measured) / expected) ** 2)) >= _LEAST_NOISE)
 
 
 class FrontierSearch:
@@ -103,8 +114,9 @@ class FrontierSearch:
     def outcome(self, budget: Budget) -> Outcome:
         """Frontiers and choice from all measurements so far; errors as in `compose_outcome`.
 
-        With the default passes, searched partitions enter by their smoothed values (what the surrogates say of the
-        configurations measured): among hundreds of noisy windows the best looking ones were mostly lucky.
+        With the default passes, searched partitions whose windows are noisy enter by their smoothed values (what the
+        surrogates say of the configurations measured): among hundreds of such windows the best looking ones were mostly
+        lucky.
         """
         tasks = list(self._tasks.values())
         return compose_outcome(tasks, {**self.store.measurements(), **self._smoothed()}, self._costs, budget)
@@ -117,14 +129,19 @@ class FrontierSearch:
         for name, optimizer in self._optimizers.items():
             if optimizer.num_told == 0:
                 continue
-            task, predicted = self._tasks[name], optimizer.predict()
-            for point in optimizer.measured():
-                candidate = cast(dict[str, Any], point.choice)
-                config, i = task.config(candidate), optimizer.space.index(candidate)
+            task, predicted, measured = self._tasks[name], optimizer.predict(), optimizer.measured()
+            candidates = [cast(dict[str, Any], point.choice) for point in measured]
+            rows = [optimizer.space.index(candidate) for candidate in candidates]
+            time_s, energy_j = predicted.time_s[rows], predicted.energy_j[rows]
+            if not _noisy([p.time_s for p in measured], time_s) and not _noisy(
+                [p.energy_j for p in measured], energy_j
+            ):
+                continue
+            for candidate, t, e in zip(candidates, time_s.tolist(), energy_j.tolist(), strict=True):
+                config = task.config(candidate)
                 known = self.store.known(config)
                 if known is not None and known.valid:
-                    values = float(predicted.time_s[i]), float(predicted.energy_j[i])
-                    smoothed[config] = replace(known, time_s=values[0], energy_j=values[1])
+                    smoothed[config] = replace(known, time_s=t, energy_j=e)
         return smoothed
 
     def _optimizer(self, task: PartitionTask, number: int) -> MultiPassOptimizer:

@@ -55,7 +55,7 @@ def test_steps_at_the_plan_take_what_it_predicts(tmp_path: Path) -> None:
     trainer = trainer_in(tmp_path)
     trainer.fit()
     plan, last = trainer.callbacks[2].plan, [m for m in trainer.lightning_module.logged if "emulated_energy_j" in m][-1]
-    assert last["emulated_step_time_s"] == pytest.approx(plan.time_s, rel=2e-3)  # searched partitions are smoothed
+    assert last["emulated_step_time_s"] == pytest.approx(plan.time_s, rel=1e-6)
     assert last["emulated_energy_j"] == pytest.approx(plan.energy_j, rel=0.05)
     assert not lines_of(trainer, "drifted")
 
@@ -86,7 +86,7 @@ def test_microbatches_of_one_step_are_not_interrupted(tmp_path: Path) -> None:
 def test_accumulated_steps_take_what_the_plan_predicts_for_them(tmp_path: Path) -> None:
     trainer = trainer_in(tmp_path, workload=WORKLOAD.with_sizes(num_microbatches=4), accumulate=4)
     trainer.fit()
-    assert trainer.callbacks[3].drift.ratios["time"] == pytest.approx(1.0, rel=2e-3)
+    assert trainer.callbacks[3].drift.ratios["time"] == pytest.approx(1.0)
 
 
 def test_training_that_is_too_short_goes_on_with_the_best_so_far_and_says_so(tmp_path: Path) -> None:
@@ -102,8 +102,8 @@ def test_an_emulated_gpu_is_profiled_completely_in_however_few_steps(tmp_path: P
     long, short = trainer_in(tmp_path / "long"), trainer_in(tmp_path / "short", max_steps=max_steps)
     long.fit()
     short.fit()
-    found, expected = short.callbacks[2].plan, long.callbacks[2].plan  # near ties may fall either way
-    assert (found.time_s, found.energy_j) == pytest.approx((expected.time_s, expected.energy_j), rel=1e-2)
+    found, expected = short.callbacks[2].plan, long.callbacks[2].plan  # heat differs, so ties may fall either way
+    assert (found.time_s, found.energy_j) == pytest.approx((expected.time_s, expected.energy_j), rel=2e-3)
     assert not lines_of(short, "longer than")
 
 
