@@ -342,3 +342,14 @@ def test_only_backward_linears_are_gradients() -> None:
     }
     assert not any(o.gradient for _, o in by_phase["forward"])
     assert all(o.gradient == (prefix == "bwd" and o.kind == "linear") for prefix, o in by_phase["backward"])
+
+
+@pytest.mark.parametrize(("phase", "passes"), [("forward", 2), ("backward", 3)])
+def test_one_stage_only_looks_up_the_first_of_several_does_more(phase: str, passes: int) -> None:
+    one = Workload.preset("llama3.2_3b", microbatch_size=2, sequence_length=1024)
+    read_bytes = []
+    for job in (one, one.with_sizes(pipeline_parallel=2)):
+        operators = [o for p in job.partitions(phase, stage=0, nanobatched=False) for o in p.operators]  # type: ignore[arg-type]
+        read_bytes.append(sum(o.bytes for o in operators if o.name.startswith("embedding")))
+    assert read_bytes[0] == passes * 2 * 1024 * 3072 * 2  # bf16
+    assert read_bytes[1] > 30 * read_bytes[0]
