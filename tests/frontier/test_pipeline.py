@@ -87,10 +87,10 @@ def test_the_plan_is_the_discrete_optimum(p: PipelineProblem, stretch: float) ->
     assert plan.energy_j == pytest.approx(best_j, rel=1e-6)
 
 
-@pytest.mark.parametrize("p", [problem(4, 5), problem(2, 6, "gpipe"), problem(2, 4, "interleaved", 2), problem(6, 8)])
+@pytest.mark.parametrize("p", [problem(4, 5), problem(2, 6, "gpipe"), problem(2, 4, "interleaved", 2), problem(8, 16)])
 def test_plans_are_what_they_claim_and_longer_deadlines_cost_no_more(p: PipelineProblem) -> None:
-    plans = trace_frontier(p, points=5)
-    assert len(plans) >= 4
+    plans = trace_frontier(p, points=6)
+    assert len(plans) >= 5
     for plan in plans:
         time_s, energy_j = replayed(p, dict(plan.knobs))
         assert plan.time_s == pytest.approx(time_s)
@@ -98,7 +98,7 @@ def test_plans_are_what_they_claim_and_longer_deadlines_cost_no_more(p: Pipeline
     energies = [plan.energy_j for plan in plans]
     assert energies == sorted(energies, reverse=True)
     for slack in (1.0, 1.03):  # at any deadline between, at most the rounding to 4 coarse clocks is lost
-        for plan in plans[::2]:
+        for plan in plans:
             assert solve_deadline(p, plan.time_s * slack).energy_j <= plan.energy_j * 1.004
 
 
@@ -133,7 +133,7 @@ def test_too_short_a_deadline_names_the_fastest_time() -> None:
 
 def test_a_straggler_is_used_to_slow_down() -> None:
     p = problem(4, 4)
-    plans = trace_frontier(p, points=5)
+    plans = trace_frontier(p, points=6)
     fastest_s, straggler_s = plans[0].time_s, plans[0].time_s * 1.3
     plan = solve_straggler(p, straggler_s)
     assert plan.time_s <= straggler_s * (1.0 + 1e-6)
