@@ -262,8 +262,8 @@ def test_something_that_is_no_configuration() -> None:
 )
 def test_every_preset_has_its_published_parameters(name: str, published: float) -> None:
     w = Workload.preset(name)
-    positions = 0.015 if name == "bert_base" else 0.01  # learned ones and the pooler are left out: 1% of so small a model
-    assert w.parameters_per_gpu() == pytest.approx(published, rel=positions)
+    # Learned positions, the pooler, norms and biases are left out: 1.5% of so small a model as BERT base.
+    assert w.parameters_per_gpu() == pytest.approx(published, rel=0.015 if name == "bert_base" else 0.01)
     stages = w.with_sizes(pipeline_parallel=4)
     again = sum(stages.parameters_per_gpu(s) for s in range(4))  # a tied head is held again by the last stage
     tied = w.model.tied_embeddings * w.model.embedding_parameters
