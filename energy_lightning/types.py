@@ -33,6 +33,7 @@ __all__ = [
     "ConfigError",
     "DataError",
     "DeviceError",
+    "DeviceMode",
     "EnergyLightningError",
     "EnergySource",
     "Measurement",
@@ -48,6 +49,8 @@ __all__ = [
 
 Phase = Literal["forward", "backward"]
 EnergySource = Literal["counter", "power", "emulated", "none"]
+DeviceMode = Literal["full", "measure-only", "time-only"]
+"""What a device permits: clocks or limits are set too; readings only; not even an energy reading."""
 
 
 @dataclass(frozen=True, slots=True)

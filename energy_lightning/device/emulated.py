@@ -14,7 +14,7 @@ from energy_lightning.emulation.gpu import Floats
 from energy_lightning.emulation.gradients import emulate_added
 from energy_lightning.emulation.thermal import heat, leakage_w
 from energy_lightning.emulation.throttling import Rows, unlimited, within_power_limit
-from energy_lightning.types import DeviceError, EnergySource, PhasePlan, Schedule
+from energy_lightning.types import DeviceError, DeviceMode, EnergySource, PhasePlan, Schedule
 from energy_lightning.workload import Partition, Workload
 
 _Work = tuple[str, object, object]
@@ -31,13 +31,16 @@ class EmulatedDevice:
         counter_refresh_s: the energy counter moves only every so often (NVML: about 0.1 s); 0: always exact.
         stage: pipeline stage that this GPU belongs to.
 
-    A run whose mean power would exceed the board's limit runs at the highest clock that does not; `frequency_mhz` then
-    tells that clock. Not modelled: power excursions inside a run, temperature limits.
+    A run whose mean power would exceed the power limit runs at the highest clock that does not; `frequency_mhz` then
+    tells that clock. Not modelled: power excursions inside a run, temperature limits, the time to set a power limit.
     """
 
     emulated = True
     energy_source: EnergySource = "emulated"
-    can_lock_frequency = True
+    uuid: str | None = None
+    mode: DeviceMode = "full"
+    mode_reason = "emulated: a GPU model keeps time and energy, every clock and power limit can be set"
+    can_lock_frequency = can_set_power_limit = True
 
     def __init__(
         self,
@@ -57,14 +60,17 @@ class EmulatedDevice:
         self.name = f"{gpu.display_name} (emulated)"
         self.num_sms, self.frequencies_mhz = gpu.num_sms, gpu.frequencies_mhz
         self.static_power_w, self.blocking_power_w = gpu.static_power_w, gpu.blocking_power_w
-        self.power_limit_w, self.switch_time_s = gpu.power_limit_w, gpu.switch_time_s
+        self.power_limit_range_w: tuple[float, float] | None = gpu.power_limit_range_w
+        self.counter_refresh_s, self.switch_time_s = counter_refresh_s, gpu.switch_time_s
+        self._limited = gpu  # with the power limit in force
         self._noise = None if seed is None else np.random.default_rng(seed)
-        self._noise_std, self._refresh_s = noise_std, counter_refresh_s
+        self._noise_std = noise_std
         self._time_s = self._energy_j = self._counter_j = 0.0
         self._power_w = gpu.static_power_w
         self._temperature_c = heat(gpu.thermal, gpu.thermal.ambient_c, gpu.static_power_w, 1e6)[0]  # idle, settled
         self._locked_mhz: int | None = None
         self._actual_mhz = gpu.max_frequency_mhz
+        self._throttled = False
         self._estimates: dict[tuple[_Work, int], Estimate] = {}
 
     # clock, energy, temperature
@@ -102,6 +108,7 @@ class EmulatedDevice:
         if frequency_mhz != (self._locked_mhz or self.gpu.max_frequency_mhz):
             self._advance(self.switch_time_s, self.blocking_power_w)
         self._locked_mhz = self._actual_mhz = frequency_mhz
+        self._throttled = False
 
     def reset_frequency(self) -> None:
         """Back to the highest clock."""
@@ -113,9 +120,37 @@ class EmulatedDevice:
         """SM clock of the last run (lower than the locked one where the power limit throttled), else the locked one."""
         return self._actual_mhz
 
+    def requested_frequency_mhz(self) -> int | None:
+        """The locked SM clock; None: none is."""
+        return self._locked_mhz
+
+    def throttle_reasons(self) -> tuple[str, ...]:
+        """("sw_power_cap",) where the power limit held the last run below the clock asked for."""
+        return ("sw_power_cap",) if self._throttled else ()
+
+    # power limit
+
+    @property
+    def power_limit_w(self) -> float:
+        """The power limit in force."""
+        return self._limited.power_limit_w
+
+    def set_power_limit(self, power_limit_w: float) -> float:
+        """Set the power limit of the runs to come; returns it. DeviceError outside `power_limit_range_w`."""
+        least_w, most_w = self.gpu.power_limit_range_w
+        if not least_w <= power_limit_w <= most_w:
+            raise DeviceError(f"{self.name} takes power limits of {least_w:g} to {most_w:g} W, got {power_limit_w!r}")
+        self._limited = self.gpu.with_constants(power__limit_w=float(power_limit_w))
+        return self.power_limit_w
+
+    def reset_power_limit(self) -> None:
+        """Back to the GPU model's limit."""
+        self._limited = self.gpu
+
     def close(self) -> None:
-        """Nothing to give back on an emulated device."""
+        """Lock and power limit are given back."""
         self._locked_mhz = None
+        self.reset_power_limit()
 
     # work
 
@@ -160,8 +195,9 @@ class EmulatedDevice:
             time_s = np.array([estimate.time_s for estimate in estimates])
             return time_s, np.array([estimate.energy_j for estimate in estimates]) + more_w * time_s
 
-        _, _, held_mhz = within_power_limit(at_clocks, self.gpu, np.array([float(wanted_mhz)]))
+        _, _, held_mhz = within_power_limit(at_clocks, self._limited, np.array([float(wanted_mhz)]))
         self._actual_mhz = int(held_mhz[0])
+        self._throttled = self._actual_mhz < wanted_mhz
         return self._estimate(work, self._actual_mhz)
 
     def _estimate(self, work: _Work, frequency_mhz: int) -> Estimate:
@@ -189,10 +225,10 @@ class EmulatedDevice:
         self._time_s, self._energy_j = start_s + time_s, start_j + energy_j
         if time_s > 0.0:
             self._power_w = energy_j / time_s
-        if self._refresh_s == 0.0:
+        if self.counter_refresh_s == 0.0:
             self._counter_j = self._energy_j
             return energy_j
-        last_refresh_s = np.floor(self._time_s / self._refresh_s) * self._refresh_s
+        last_refresh_s = np.floor(self._time_s / self.counter_refresh_s) * self.counter_refresh_s
         if last_refresh_s > start_s:
             self._counter_j = start_j + energy_j * float((last_refresh_s - start_s) / time_s)
         return energy_j

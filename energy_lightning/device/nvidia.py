@@ -15,7 +15,7 @@ from typing import Any
 
 from energy_lightning.device.guard import RestoreGuard
 from energy_lightning.emulation import GPU
-from energy_lightning.types import DeviceError, EnergySource
+from energy_lightning.types import DeviceError, DeviceMode, EnergySource
 
 _log = logging.getLogger(__name__)
 _SWITCH_TIME_S = 0.01  # several ms (Kareus, arXiv 2601.17654); rounded up where no model of the GPU says better
@@ -59,7 +59,11 @@ class NvidiaDevice:
         model = _packaged_model(self.name)
         self.frequencies_mhz = self._supported_mhz()
         self.num_sms = self._count_sms(model)
-        self.power_limit_w = self._nvml.nvmlDeviceGetEnforcedPowerLimit(self._handle) / 1e3  # NVML gives mW
+        self.uuid: str | None = _text(self._nvml.nvmlDeviceGetUUID(self._handle))
+        self.power_limit_range_w: tuple[float, float] | None = None
+        self.can_set_power_limit = False
+        self.counter_refresh_s = 0.1
+        self._locked_mhz: int | None = None
         self.energy_source = self._choose_source()
         self.can_lock_frequency = bool(self.frequencies_mhz)
         self.switch_time_s = model.switch_time_s if model else _SWITCH_TIME_S
@@ -68,6 +72,18 @@ class NvidiaDevice:
             raise DeviceError(f"{self.name} reports no power and has no packaged model; give static_power_w")
         self.static_power_w: float = idle_w
         self.blocking_power_w: float = model.blocking_power_w if model else idle_w
+
+    @property
+    def mode(self) -> DeviceMode:
+        """What is permitted."""
+        if self.energy_source == "none":
+            return "time-only"
+        return "full" if self.can_lock_frequency else "measure-only"
+
+    @property
+    def mode_reason(self) -> str:
+        """One line for people."""
+        return "clocks can be locked" if self.can_lock_frequency else "locking clocks is not permitted"
 
     # what the driver knows
 
@@ -144,6 +160,26 @@ class NvidiaDevice:
         """SM clock now."""
         return int(self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_SM))
 
+    def requested_frequency_mhz(self) -> int | None:
+        """SM clock locked through this device."""
+        return self._locked_mhz
+
+    def throttle_reasons(self) -> tuple[str, ...]:
+        """Not read yet."""
+        return ()
+
+    @property
+    def power_limit_w(self) -> float:
+        """Enforced power limit in W."""
+        return float(self._nvml.nvmlDeviceGetEnforcedPowerLimit(self._handle)) / 1e3  # NVML gives mW
+
+    def set_power_limit(self, power_limit_w: float) -> float:
+        """Not permitted yet."""
+        return self.power_limit_w
+
+    def reset_power_limit(self) -> None:
+        """Nothing was set."""
+
     def synchronize(self) -> None:
         """Wait for the GPU's work (through torch, if it is loaded)."""
         if self._torch is not None and self._torch.cuda.is_available():
@@ -174,6 +210,7 @@ class NvidiaDevice:
             return
         # NVML cannot tell an earlier lock, so what comes back is the driver's own clock management.
         self._guard.remember("SM clock", self._unlock)
+        self._locked_mhz = frequency_mhz
 
     def reset_frequency(self) -> None:
         """Give the clock back to the driver, if it was locked."""
@@ -184,6 +221,7 @@ class NvidiaDevice:
         self._guard.restore()
 
     def _unlock(self) -> None:
+        self._locked_mhz = None
         try:
             self._nvml.nvmlDeviceResetGpuLockedClocks(self._handle)
         except self._nvml.NVMLError as error:

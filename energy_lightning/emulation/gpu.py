@@ -95,15 +95,17 @@ class Power:
     """Power at the reference temperature; entries that scale with f V^2 are given at the highest clock.
 
     static_w: leakage, memory refresh, board. idle_clock_w: clock tree (f V^2). blocking_w: measured draw while blocked
-    on a peer. sm_active_w: all SMs issuing (f V^2). *joule_per_flop scale with V^2. sm_collective_w: one SM spinning in
-    a collective (f V^2); exposed_w: caches and memory controllers that nothing but a collective keeps awake, while it
-    alone runs at the links' full rate (f V^2). Relative voltage = max(voltage_floor, 1 - voltage_slope x (1 - clock
-    ratio)), the bend between the two rounded over about +-2 x voltage_rounding (0: sharp).
+    on a peer. limit_w: the board's power limit as shipped; least_limit_w: the least one that can be set. sm_active_w:
+    all SMs issuing (f V^2). *joule_per_flop scale with V^2. sm_collective_w: one SM spinning in a collective (f V^2);
+    exposed_w: caches and memory controllers that nothing but a collective keeps awake, while it alone runs at the
+    links' full rate (f V^2). Relative voltage = max(voltage_floor, 1 - voltage_slope x (1 - clock ratio)), the bend
+    between the two rounded over about +-2 x voltage_rounding (0: sharp).
     """
 
     static_w: float
     blocking_w: float
     limit_w: float
+    least_limit_w: float
     idle_clock_w: float
     sm_active_w: float
     joule_per_flop: float
@@ -216,6 +218,11 @@ class GPU:
     def power_limit_w(self) -> float:
         """Board power limit."""
         return self.power.limit_w
+
+    @property
+    def power_limit_range_w(self) -> tuple[float, float]:
+        """(least, most) power limit that can be set; the most is the limit as shipped."""
+        return min(self.power.least_limit_w, self.power.limit_w), self.power.limit_w
 
     @property
     def switch_time_s(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from energy_lightning.types import DeviceError, EnergySource
+from energy_lightning.types import DeviceError, DeviceMode, EnergySource
 
 
 class ScriptedDevice:
@@ -23,6 +23,12 @@ class ScriptedDevice:
     num_sms = 108
     static_power_w = 60.0
     blocking_power_w = 80.0
+    switch_time_s = 0.0
+    uuid: str | None = None
+    mode: DeviceMode = "full"
+    mode_reason = "scripted"
+    can_set_power_limit = True
+    power_limit_range_w: tuple[float, float] | None = (100.0, 400.0)
 
     def __init__(
         self,
@@ -36,6 +42,7 @@ class ScriptedDevice:
         self.frequencies_mhz = tuple(frequencies_mhz)
         self.energy_source: EnergySource = energy_source
         self.can_lock_frequency = True
+        self.power_limit_w, self.counter_refresh_s = 400.0, refresh_s
         self.calls: list[tuple[str, float]] = []
         self._power, self._cap_mhz, self._refresh_s = power_w, clock_cap_mhz, refresh_s
         self._now_s = self._energy_j = self._shown_j = self._next_refresh_s = 0.0
@@ -89,6 +96,25 @@ class ScriptedDevice:
         """The clock in force."""
         wanted_mhz = self._locked_mhz or self.frequencies_mhz[-1]
         return wanted_mhz if self._cap_mhz is None else min(wanted_mhz, self._cap_mhz)
+
+    def requested_frequency_mhz(self) -> int | None:
+        """The locked clock."""
+        return self._locked_mhz
+
+    def throttle_reasons(self) -> tuple[str, ...]:
+        """The cap, where it holds the clock."""
+        return ("sw_power_cap",) if self._cap_mhz is not None and self.frequency_mhz() == self._cap_mhz else ()
+
+    def set_power_limit(self, power_limit_w: float) -> float:
+        """Recorded in `calls`; clock and power do not follow it."""
+        self.calls.append(("limit", power_limit_w))
+        self.power_limit_w = power_limit_w
+        return power_limit_w
+
+    def reset_power_limit(self) -> None:
+        """Recorded in `calls`."""
+        self.calls.append(("reset limit", 0))
+        self.power_limit_w = 400.0
 
     def synchronize(self) -> None:
         """Work is done as soon as it is asked for."""

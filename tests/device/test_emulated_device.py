@@ -103,6 +103,28 @@ def test_the_power_limit_throttles_to_a_clock_within_it() -> None:
     assert emulate_phase(LLAMA, COLD, PhasePlan("forward", higher)).power_w > 200.0
 
 
+def test_a_power_limit_that_is_set_acts_like_a_board_with_that_limit() -> None:
+    limited, board = EmulatedDevice(COLD, LLAMA), EmulatedDevice(COLD.with_constants(power__limit_w=200.0), LLAMA)
+    assert limited.set_power_limit(200.0) == limited.power_limit_w == 200.0
+    forward = PhasePlan("forward")
+    assert limited.run_phase(forward) == board.run_phase(forward)
+    assert limited.frequency_mhz() == board.frequency_mhz() < 1410
+    assert limited.throttle_reasons() == ("sw_power_cap",)
+    assert limited.requested_frequency_mhz() is None
+    limited.reset_power_limit()
+    unlimited = EmulatedDevice(COLD, LLAMA)
+    assert limited.run_phase(forward) == unlimited.run_phase(forward)
+    assert (limited.power_limit_w, limited.throttle_reasons()) == (400.0, ())
+
+
+@pytest.mark.parametrize("limit_w", [99.9, 400.1, float("nan")])
+def test_a_power_limit_outside_the_range_is_refused_and_nothing_changes(limit_w: float) -> None:
+    device = EmulatedDevice(A100, LLAMA)
+    with pytest.raises(DeviceError, match="takes power limits of 100 to 400 W"):
+        device.set_power_limit(limit_w)
+    assert device.power_limit_w == 400.0
+
+
 def test_the_counter_moves_every_refresh_and_catches_up() -> None:
     exact, coarse = EmulatedDevice(A100, LLAMA), EmulatedDevice(A100, LLAMA, counter_refresh_s=0.1)
     readings = []

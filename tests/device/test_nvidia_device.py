@@ -40,6 +40,9 @@ class FakeNvml:
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
         return f"handle of {uuid}"
 
+    def nvmlDeviceGetUUID(self, handle: str) -> str:
+        return handle.removeprefix("handle of ")
+
     def nvmlDeviceGetName(self, handle: str) -> Any:
         return self.name
 
