@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from energy_lightning.callbacks.composition import (
     FREQUENCY_ONLY,
     KAREUS,
@@ -26,16 +28,17 @@ MIXINS: dict[str, type] = {
 """Public name -> logic, in the order in which a trainer should call them."""
 
 
-def build_callbacks(callback_base: type, module: str) -> dict[str, type]:
+def build_callbacks(callback_base: type, module: str, mixins: Mapping[str, type] = MIXINS) -> dict[str, type]:
     """The callbacks as subclasses of a Lightning package's Callback.
 
     Args:
         callback_base: `lightning.pytorch.Callback` or `pytorch_lightning.Callback`.
         module: name of the module that exposes the classes under their public names (so that they pickle).
+        mixins: public name -> logic.
     """
     return {
         name: type(name, (mixin, callback_base), {"__module__": module, "__qualname__": name, "__doc__": mixin.__doc__})
-        for name, mixin in MIXINS.items()
+        for name, mixin in mixins.items()
     }
 
 

@@ -151,6 +151,11 @@ class EnergyMonitorMixin:
 
     # what they do
 
+    @property
+    def monitored(self) -> Monitored | None:
+        """What is measured during training, for other callbacks to use too; None outside."""
+        return self._monitored
+
     def summary(self, epoch: int) -> str:
         """One line about everything so far."""
         if self._monitored is None or self.num_steps == 0:

@@ -95,6 +95,8 @@ class PartitionProfilerMixin:
         if not self._active or trainer.global_step == self._last_global_step:
             return
         self._last_global_step = trainer.global_step
+        if any(getattr(callback, "sweeping", False) for callback in trainer.callbacks):
+            return  # a power limit is being chosen, under which partitions are profiled then
         self._num_steps += 1
         job, optimizer = job_of(trainer), find_callback(trainer, FrontierOptimizerMixin)
         if job is None or optimizer is None:

@@ -1,7 +1,7 @@
 """Recurring jobs and power limits, as in Zeus and beyond (floor 1: numpy and the standard library's sqlite3)."""
 
 from energy_lightning.recurring.optimizer import POLICIES, BatchSizeOptimizer, Belief
-from energy_lightning.recurring.power import PowerLimitSample, PowerObjective, choose_power_limit
+from energy_lightning.recurring.power import PowerLimitSample, PowerObjective, choose_power_limit, power_limit_steps
 from energy_lightning.recurring.runs import (
     RecurringError,
     Run,
@@ -10,6 +10,7 @@ from energy_lightning.recurring.runs import (
     TargetNeverReachedWarning,
 )
 from energy_lightning.recurring.scaling import scaled_learning_rate
+from energy_lightning.recurring.sweep import PowerSweep
 
 __all__ = [
     "POLICIES",
@@ -17,11 +18,13 @@ __all__ = [
     "Belief",
     "PowerLimitSample",
     "PowerObjective",
+    "PowerSweep",
     "RecurringError",
     "Run",
     "StoreError",
     "TargetNeverReachedError",
     "TargetNeverReachedWarning",
     "choose_power_limit",
+    "power_limit_steps",
     "scaled_learning_rate",
 ]

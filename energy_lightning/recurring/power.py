@@ -49,6 +49,18 @@ class PowerObjective:
         CostRule(eta=self.eta, max_power_w=1.0 if self.max_power_w is None else self.max_power_w)
 
 
+def power_limit_steps(range_w: tuple[float, float], step_w: float) -> tuple[float, ...]:
+    """Limits in W to try: from the highest of a device's `range_w` (least, most) down by `step_w`, within the range.
+
+    (100, 260) by 25 -> 260, 235, 210, 185, 160, 135, 110. Raises RecurringError on a range or step that cannot be.
+    """
+    least_w, most_w = range_w
+    if not (0.0 < least_w <= most_w < math.inf and 0.0 < step_w < math.inf):
+        raise RecurringError(f"need 0 < least <= most and step_w > 0, all finite, got {range_w} by {step_w}")
+    count = math.floor((most_w - least_w) / step_w + 1e-9) + 1
+    return tuple(most_w - index * step_w for index in range(count))
+
+
 def choose_power_limit(
     profile: Iterable[PowerLimitSample | tuple[float, float, float]],
     objective: PowerObjective | None = None,
