@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,20 +17,41 @@ from energy_lightning.app.configuration import (
     group_options,
     split_flags,
 )
+from energy_lightning.types import ConfigError
+
+_SHOWING_FLAGS = ("-h", "--help", "--hydra-help", "-c", "--cfg", "-i", "--info")  # nothing is written
+_FOLDER_KEYS = ("output_dir", "hydra.run.dir", "hydra.sweep.dir")
 
 
 def checked_arguments(arguments: Sequence[str], config_name: str = CONFIG_NAME) -> list[str]:
     """The arguments as Hydra takes them: shorthands written out, flags first.
 
     Raises:
-        ConfigError: a group, choice or key that conf/`config_name`.yaml does not have.
+        ConfigError: a group, choice or key that conf/`config_name`.yaml does not have, or an output folder that cannot
+            be written to.
     """
     folder = conf_dir()
     expanded = expand_shorthand(arguments, group_options([folder]))
     overrides, user_folder = split_flags(expanded)
     check_overrides(overrides, [folder, *([user_folder] if user_folder else [])], config_name)
+    if not any(argument.split("=")[0] in _SHOWING_FLAGS for argument in expanded):
+        _check_writable(overrides)
     # Hydra's parser takes overrides on one side of its flags only.
     return [*(argument for argument in expanded if argument not in overrides), *overrides]
+
+
+def _check_writable(overrides: Sequence[str]) -> None:
+    """Make the folders that `overrides` name (Hydra would, and end in a traceback where it cannot)."""
+    given = [override.partition("=")[::2] for override in overrides]
+    named = [folder for key, value in given if key in _FOLDER_KEYS for folder in value.split(",") if "$" not in folder]
+    for folder in (Path(name.strip("'\"")) for name in named or ["."]):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            reason = None if os.access(folder, os.W_OK | os.X_OK) else "no permission"
+        except OSError as error:
+            reason = error.strerror or str(error)
+        if reason is not None:
+            raise ConfigError(f"cannot write into {folder.absolute()}: {reason}; give a folder with output_dir=FOLDER")
 
 
 def run_hydra(
