@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
 from operator import or_
@@ -29,6 +30,8 @@ from energy_lightning.partition.tracing import TraceEvent
 from energy_lightning.types import PhasePlan, Plan, PlanError
 
 logger = logging.getLogger(__name__)
+
+CallListener = Callable[[BlockStack, Tensor, BlockCall], None]
 
 
 def install(
@@ -69,6 +72,7 @@ class PartitionEngine:
         trace: None, or a list to which every operator, launch and wait of partitioned execution is appended.
         on_gradients_ready: called during backward with the parameters of a layer (those that want gradients) once
             param.grad is final for this backward, last layer first; None: nobody listens.
+        on_call: called before every forward of a stack with the stack, its input and its other arguments.
     """
 
     def __init__(
@@ -77,10 +81,12 @@ class PartitionEngine:
         self.stacks = tuple(stacks)
         self.trace: list[TraceEvent] | None = None
         self.on_gradients_ready: GradientsReady | None = None
+        self.on_call: CallListener | None = None
         self._collectives = collectives
         self._activation_checkpointing = activation_checkpointing
         self._plan = Plan.sequential()
         self._warned: set[str] = set()
+        self._bypassed = False
         for stack in self.stacks:
             runner = _StackRunner(self, stack)
             put_runner_in(stack.owner, stack.row.layers_attribute, runner)
@@ -115,7 +121,11 @@ class PartitionEngine:
     def run(self, stack: BlockStack, hidden: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
         """All layers of `stack` on `hidden` (batch, sequence, hidden size), called like the first one."""
         rank = None if self._collectives is None else self._collectives.rank
+        if self._bypassed:
+            return hidden
         call = BlockCall.bind(stack.row.positional, args, kwargs, rank=rank, hidden=hidden)
+        if self.on_call is not None:
+            self.on_call(stack, hidden, call)
         nanobatched = self._nanobatches(hidden, call)
         if self._collectives is None and not nanobatched:
             return self._run_plain(stack, hidden, args, kwargs)
@@ -132,6 +142,15 @@ class PartitionEngine:
         if hook:
             self._warn_once(f"{stack.path} runs partitioned, which leaves out {hook}")
         return self._run_partitioned(stack, hidden, call, num_nanobatches=1 + nanobatched)
+
+    @contextmanager
+    def bypassed(self) -> Iterator[None]:
+        """Within it, stacks return their input: what runs is the rest of the model."""
+        before, self._bypassed = self._bypassed, True
+        try:
+            yield
+        finally:
+            self._bypassed = before
 
     def _changes(self, stack: BlockStack) -> str | None:
         """What has been changed in the layers since they were recognised, if it is unknown to the engine."""

@@ -47,7 +47,8 @@ class RunSettings:
 class StackRun:
     """One forward of a stack, with what its backward needs.
 
-    `wants_gradient[i]` says whether the input of layer i wants a gradient; the last entry is the stack's output.
+    `wants_gradient[i]` says whether the input of layer i wants a gradient; the last entry is the stack's output. The
+    steps are public for whoever runs single partitions (see profiling.py); training calls `forward` and `backward`.
     """
 
     def __init__(self, architecture: Architecture, layers: Sequence[Any], lanes: list[Lane], settings: RunSettings):
@@ -55,36 +56,37 @@ class StackRun:
         self._layers = layers
         self._lanes = lanes
         self._settings = settings
-        self._wants = [False] * (len(layers) + 1)
+        self.wants_gradient = [False] * (len(layers) + 1)
         self._autocast = _autocast_now(lanes[0].call.device)
         self._ready_lanes: dict[int, int] = {}
 
     def forward(self, hidden: Tensor, wants_gradient: Sequence[bool]) -> Tensor:
         """(batch, sequence, hidden size) -> the same; grad mode must be off, layers record graphs where needed."""
-        self._wants = list(wants_gradient)
+        self.wants_gradient = list(wants_gradient)
         pending: Sum | None = None
         for lane, piece in zip(
             self._lanes, torch.split(hidden.detach(), nanobatch_sizes(len(hidden), len(self._lanes))), strict=True
         ):
             lane.h = piece
         for step in forward_steps(len(self._layers), len(self._lanes)):
-            pending = self._forward_step(step, pending)
+            pending = self.forward_step(step, pending)
         if pending is not None:
             pending.launch()
         outputs = [self._leave(index, lane) for index, lane in enumerate(self._lanes)]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
-    def _forward_step(self, step: Step, pending: Sum | None) -> Sum:
+    def forward_step(self, step: Step, pending: Sum | None) -> Sum:
+        """One forward partition on its lane, `pending` launched beside it; returns the partial sum it ends in."""
         lane, layer = self._lanes[step.nanobatch], self._layers[step.layer]
-        recompute = step.layer in self._settings.checkpointed and self._wants[step.layer + 1]
+        recompute = step.layer in self._settings.checkpointed and self.wants_gradient[step.layer + 1]
         if step.key == "fwd_attn":
-            lane.h_wants = lane.y_wants = self._wants[step.layer]
+            lane.h_wants = lane.y_wants = self.wants_gradient[step.layer]
             if recompute:
                 before = self._layers[step.layer - 1] if step.layer else None
                 lane.take_checkpoint(step.layer, fold=before is not None and self._architecture.entry_is_sum(before))
         if recompute and self._architecture.draws_random(layer):
             lane.random_states[step.body] = RandomState.capture(lane.call.device)
-        with torch.set_grad_enabled(self._wants[step.layer + 1] and not recompute):
+        with torch.set_grad_enabled(self.wants_gradient[step.layer + 1] and not recompute):
             return self._compute(step, pending, self._settings.forward)
 
     def _compute(self, step: Step, pending: Sum | None, phase: PhaseSchedules) -> Sum:
@@ -106,16 +108,16 @@ class StackRun:
         end = 2 * len(self._layers)
         inputs = lane.enter()
         lane.release_state()
-        with torch.set_grad_enabled(self._wants[-1]):
+        with torch.set_grad_enabled(self.wants_gradient[-1]):
             before = partial(self._record_operator, Step("fwd_rest", len(self._layers) - 1, index))
             outputs, glue = run_group({"norm_0": self._glue(end)}, inputs, (lane.h_wants, lane.y_wants), before)
-        if self._wants[-1]:
+        if self.wants_gradient[-1]:
             lane.glues[end] = glue
         return outputs[0]
 
     def backward(self, gradient: Tensor, *, keep_graph: bool) -> Tensor | None:
         """Gradient of the output -> gradient of the input (None if unwanted); parameters accumulate theirs."""
-        first = self._wants[1:].index(True)
+        first = self.wants_gradient[1:].index(True)
         self._ready_lanes.clear()
         for lane, piece in zip(
             self._lanes, torch.split(gradient, nanobatch_sizes(len(gradient), len(self._lanes))), strict=True
@@ -124,22 +126,23 @@ class StackRun:
         layers = range(first, len(self._layers))
         pending: Sum | None = None
         for step in backward_steps(layers, len(self._lanes), self._settings.checkpointed):
-            run = self._recompute_step if step.key.startswith("rec") else self._backward_step
+            run = self.recompute_step if step.key.startswith("rec") else self.backward_step
             pending = run(step, pending, keep_graph)
         if pending is not None:
             pending.launch()
         inputs = [self._enter_backward(first, index, keep_graph) for index in range(len(self._lanes))]
         received = [piece for piece in inputs if piece is not None]
-        if not self._wants[first] or first > 0:
+        if not self.wants_gradient[first] or first > 0:
             return None
         return torch.cat(received) if len(received) > 1 else received[0]
 
-    def _recompute_step(self, step: Step, pending: Sum | None, keep_graph: bool) -> Sum | None:
+    def recompute_step(self, step: Step, pending: Sum | None, keep_graph: bool) -> Sum | None:
+        """A forward partition again, from its layer's checkpoint, in backward."""
         lane = self._lanes[step.nanobatch]
         if step.key == "rec_attn":
             kept = lane.checkpoints[step.layer]
             lane.h, lane.y = kept.h, kept.y
-            lane.h_wants = lane.y_wants = self._wants[step.layer]
+            lane.h_wants = lane.y_wants = self.wants_gradient[step.layer]
         with ExitStack() as stack:
             stack.enter_context(torch.enable_grad())
             stack.enter_context(self._autocast())
@@ -150,7 +153,8 @@ class StackRun:
         lane.release_state()  # the layer's output is known: its sum is not needed again
         return None
 
-    def _backward_step(self, step: Step, pending: Sum | None, keep_graph: bool) -> Sum | None:
+    def backward_step(self, step: Step, pending: Sum | None, keep_graph: bool) -> Sum | None:
+        """The gradient of one body and of the glue after it; returns the partial sum of the body's input gradient."""
         lane, phase = self._lanes[step.nanobatch], self._settings.backward
         before = self._beside(step, pending, phase)
         dy = self._backward_glue(step.body + 1, step.nanobatch, before, keep_graph)
