@@ -35,7 +35,7 @@ class EmulatedDevice:
     tells that clock. Not modelled: power excursions inside a run, temperature limits, the time to set a power limit.
     """
 
-    emulated = True
+    emulated = virtual_clock = True
     energy_source: EnergySource = "emulated"
     uuid: str | None = None
     mode: DeviceMode = "full"

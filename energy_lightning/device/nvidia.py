@@ -34,7 +34,7 @@ class NvidiaDevice:
         ImportError: pynvml is missing. DeviceError: no driver, or a GPU that cannot be told apart.
     """
 
-    emulated = False
+    emulated = virtual_clock = False
 
     def __init__(
         self,

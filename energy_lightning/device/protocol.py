@@ -14,7 +14,9 @@ class Device(Protocol):
     Attributes:
         name: for people and for keys of measurements.
         uuid: "GPU-...", the same for every process that uses this GPU; None where nothing tells GPUs apart.
-        emulated: time and energy are a model's, on a virtual clock.
+        emulated: time and energy are a model's.
+        virtual_clock: `now_s` moves only while the device is given work or rest; else it is wall time.
+        virtual_clock: `now_s` moves only with the work and rest that the device is given.
         mode: "full": clocks or power limits can be set; "measure-only"; "time-only": no energy reading. It may
             fall during a run, where a permission is lost.
         mode_reason: one line for people: what works, what is missing, what would permit it.
@@ -33,6 +35,7 @@ class Device(Protocol):
 
     name: str
     emulated: bool
+    virtual_clock: bool
     num_sms: int
     frequencies_mhz: tuple[int, ...]
     static_power_w: float

@@ -33,13 +33,20 @@ def library_versions(names: Iterable[str] = LIBRARIES) -> dict[str, str | None]:
 def describe_run(device: Device, workload: Workload, *, libraries: Iterable[str] = LIBRARIES) -> dict[str, Any]:
     """What a measurement depends on, as plain readable values: a change in any of them must not reuse it.
 
-    An emulated GPU's constants count as its hardware.
+    An emulated GPU's constants count as its hardware. Written only where not the usual: "clock": "running" where
+    clocks cannot be locked (every configuration was then measured at whatever clock ran), and a power limit in force
+    that is not the highest.
     """
     model = getattr(device, "gpu", None) if device.emulated else None
     constants = {"gpu_constants": run_hash(asdict(model))} if isinstance(model, GPU) else {}
+    running = {} if device.can_lock_frequency else {"clock": "running"}
+    limits_w = device.power_limit_range_w
+    limited = {} if limits_w is None or device.power_limit_w >= limits_w[1] else {"power_limit_w": device.power_limit_w}
     return {
         "gpu": device.name,
         **constants,
+        **running,
+        **limited,
         "emulated": device.emulated,
         "num_sms": device.num_sms,
         "workload": workload.key(),

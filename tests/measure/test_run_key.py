@@ -35,6 +35,20 @@ def test_whatever_changes_a_measurement_changes_the_key(other: str) -> None:
     assert other != key()
 
 
+def test_the_clock_that_runs_and_a_power_limit_in_force_change_the_key_of_one_gpu() -> None:
+    device = EmulatedDevice(A100, WORKLOAD)
+    keys = [run_hash(describe_run(device, WORKLOAD))]
+    device.set_power_limit(250.0)
+    keys.append(run_hash(describe_run(device, WORKLOAD)))
+    device.set_power_limit(300.0)
+    keys.append(run_hash(describe_run(device, WORKLOAD)))
+    device.reset_power_limit()
+    assert run_hash(describe_run(device, WORKLOAD)) == keys[0]
+    device.can_lock_frequency = False
+    keys.append(run_hash(describe_run(device, WORKLOAD)))
+    assert len(set(keys)) == 4
+
+
 def test_versions_name_what_is_not_installed_too() -> None:
     versions = library_versions(["numpy", "no-such-distribution"])
     assert versions["no-such-distribution"] is None
