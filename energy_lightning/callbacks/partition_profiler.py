@@ -152,10 +152,15 @@ class PartitionProfilerMixin:
         def agree(own: bool) -> bool:
             return all(row[0] for row in gather_rows(trainer, [float(own)]))
 
+        def longest(own_s: float) -> float:
+            return max(row[0] for row in gather_rows(trainer, [own_s]))
+
         device: Any = job.device
         runner = EmulatedRunner(device) if device.emulated else getattr(job, "partition_runner")  # noqa: B009
         refresh_s = probe_refresh_s(device) if device.energy_source == "counter" else 0.0
-        return PartitionMeter(device, runner, self._windows, refresh_s=refresh_s, agree=agree)
+        if device.emulated and self._windows.precision is None:  # no rank waits for another
+            return PartitionMeter(device, runner, self._windows, refresh_s=refresh_s)
+        return PartitionMeter(device, runner, self._windows, refresh_s=refresh_s, agree=agree, longest=longest)
 
     def _profile(self, trainer: Any, job: JobStrategy, optimizer: FrontierOptimizerMixin) -> None:
         num_before = self.num_measured

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from energy_lightning.measure.adaptive import LAP_S, Precision, WindowResult, adaptive_window
 from energy_lightning.measure.configuration import PartitionConfig
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from energy_lightning.device import Device, EmulatedDevice
     from energy_lightning.workload import Partition
 
+T = TypeVar("T")
 UNREACHABLE = "unreachable"
+_FAILURES = (ValueError, ArithmeticError, LookupError, OSError, RuntimeError)  # of devices and of torch
 Run = Callable[[int], None]  # run the prepared configuration this many times
 Request = tuple["Partition", PartitionConfig]
 
@@ -38,9 +40,13 @@ class PartitionRunner(Protocol):
     def prepare(self, partition: Partition, schedule: Schedule | None) -> Run:
         """A function that executes the partition n times under the schedule; it may return before the GPU is done.
 
-        Where the partition has a real collective, all ranks of its group must call it alike: agreeing on n is the
-        runner's business, for each rank derives n from its own warm-up.
+        Where the partition has a real collective, all ranks of its group must make the same calls with the same n:
+        PartitionMeter sees to that (`agree`, `longest`).
         """
+        ...
+
+    def release(self) -> None:
+        """Free what prepared partitions hold; what was prepared before is not to be run any more."""
         ...
 
 
@@ -57,6 +63,9 @@ class EmulatedRunner:
             self._device.run_partition(partition, schedule, repeats=num_runs)
 
         return run
+
+    def release(self) -> None:
+        """Nothing is held."""
 
 
 class CallableRunner:
@@ -79,6 +88,9 @@ class CallableRunner:
                 run_once()
 
         return run
+
+    def release(self) -> None:
+        """Nothing is held here: callables go when nobody refers to them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,8 +143,9 @@ class PartitionMeter:
         runner: executes partitions on it.
         settings: window, cool-down, retries.
         refresh_s: how often the energy counter moves (see `probe_refresh_s`); shorter windows are void.
-        agree: turns one rank's wish to end a window into the decision of all; needed with a `precision` where a
-            partition's collective spans ranks.
+        agree: whether something holds on all ranks, from whether it holds on this one. Windows end, and attempts are
+            given up or repeated, on all ranks alike: a rank that measured alone would wait for the others for ever.
+        longest: the longest time of all ranks, from this rank's; it decides how many executions fill a window.
     """
 
     def __init__(
@@ -143,9 +156,10 @@ class PartitionMeter:
         *,
         refresh_s: float = 0.0,
         agree: Callable[[bool], bool] = bool,
+        longest: Callable[[float], float] = float,
     ) -> None:
         self._device, self._runner, self._settings = device, runner, settings or WindowSettings()
-        self._agree = agree
+        self._agree, self._longest = agree, longest
         self._meter = EnergyMeter(device, refresh_s=refresh_s)
         self._lowest_capped_mhz: dict[str, int] = {}  # partition -> clock that was not to be had after all retries
         self.window_time_s = 0.0  # of the device's clock, inside windows
@@ -159,6 +173,7 @@ class PartitionMeter:
             for i in rng.permutation(len(requests)):
                 results[int(i)] = self.measure(*requests[i])
         finally:
+            self._runner.release()
             self._device.reset_frequency()
         return [results[i] for i in range(len(requests))]
 
@@ -170,14 +185,14 @@ class PartitionMeter:
         that the GPU ran at (`actual_mhz`). A clock known to be too high for a partition is tried once, not again and
         again: every try costs a cool-down.
         """
-        run = self._runner.prepare(partition, config.schedule)
+        run = self._together(lambda: self._runner.prepare(partition, config.schedule))
         self.num_measured += 1
         capped = config.frequency_mhz >= self._lowest_capped_mhz.get(partition.name, config.frequency_mhz + 1)
         for retries_left in range(0 if capped else self._settings.max_retries, -1, -1):
             measurement = self._attempt(run, config, is_last=retries_left == 0)
-            if measurement.valid:
+            if self._agree(measurement.valid):
                 break
-        if (measurement.invalid_reason or "").startswith(UNREACHABLE):
+        if not self._agree(not (measurement.invalid_reason or "").startswith(UNREACHABLE)):
             known = self._lowest_capped_mhz.get(partition.name, config.frequency_mhz)
             self._lowest_capped_mhz[partition.name] = min(known, config.frequency_mhz)
         return measurement
@@ -189,13 +204,11 @@ class PartitionMeter:
     def _attempt(self, run: Run, config: PartitionConfig, *, is_last: bool) -> Measurement:
         device, cool_down_s = self._device, self._settings.cool_down_s
         try:
-            if device.can_lock_frequency:
-                device.lock_frequency(config.frequency_mhz)
-            run_time_s = self._warm_up(run)
+            run_time_s = self._longest(self._together(lambda: self._lock_and_warm_up(run, config)))
             fault = self._clock_fault(config)
-            if fault is not None and not is_last:
-                return self._result(config, run_time_s, None, fault)
-            window = self._window(run, run_time_s)
+            if not self._agree(fault is None) and not is_last:
+                return self._result(config, run_time_s, None, fault or f"{UNREACHABLE} on another rank")
+            window = self._together(lambda: self._window(run, run_time_s))
             reading = window.reading
             self.window_time_s += reading.time_s
             if self._settings.precision is not None:
@@ -218,9 +231,22 @@ class PartitionMeter:
         reading = self._meter.stop(synchronize=True)
         return WindowResult(reading.time_s / num_runs, _per_run(reading, num_runs), reading)
 
-    def _warm_up(self, run: Run) -> float:
-        """Run a few times; returns the time of one execution in s."""
+    def _together(self, work: Callable[[], T]) -> T:
+        """This rank's part of what all ranks do; what fails on one of them is raised on all."""
+        done, fault = list[T](), None
+        try:
+            done.append(work())
+        except _FAILURES as error:
+            fault = error
+        if not self._agree(fault is None):
+            raise fault or DeviceError("measuring failed on another rank; its log says why")
+        return done[0]
+
+    def _lock_and_warm_up(self, run: Run, config: PartitionConfig) -> float:
+        """Lock the clock and run a few times; returns the time of one execution in s."""
         device = self._device
+        if device.can_lock_frequency:
+            device.lock_frequency(config.frequency_mhz)
         run(1)  # the first one may allocate or compile
         device.synchronize()
         start_s = device.now_s()

@@ -92,10 +92,11 @@ def test_no_rank_stops_before_all_agree() -> None:
 
     def agree(own: bool) -> bool:
         wishes.append(own)
-        return sum(wishes) >= 3  # the other rank is satisfied two looks later
+        looks = wishes[wishes.index(False) :] if False in wishes else []
+        return sum(looks) >= 3 if looks else own  # the other rank is satisfied two looks later, and fails at nothing
 
     _, meter = measure(ScriptedDevice(refresh_s=0.1), agree=agree)
-    assert wishes[-3:] == [True, True, True]
+    assert wishes[wishes.index(False) :].count(True) >= 3
     assert meter.window_time_s > 2.3
 
 
