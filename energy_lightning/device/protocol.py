@@ -16,7 +16,6 @@ class Device(Protocol):
         uuid: "GPU-...", the same for every process that uses this GPU; None where nothing tells GPUs apart.
         emulated: time and energy are a model's.
         virtual_clock: `now_s` moves only while the device is given work or rest; else it is wall time.
-        virtual_clock: `now_s` moves only with the work and rest that the device is given.
         mode: "full": clocks or power limits can be set; "measure-only"; "time-only": no energy reading. It may
             fall during a run, where a permission is lost.
         mode_reason: one line for people: what works, what is missing, what would permit it.

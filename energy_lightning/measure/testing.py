@@ -21,7 +21,6 @@ class ScriptedDevice:
     name = "scripted GPU"
     emulated = False
     virtual_clock = True
-    virtual_clock = True
     num_sms = 108
     static_power_w = 60.0
     blocking_power_w = 80.0
