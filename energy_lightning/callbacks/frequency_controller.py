@@ -6,8 +6,9 @@ from typing import Any
 
 from energy_lightning.callbacks.drift import DriftWatch
 from energy_lightning.callbacks.frontier_optimizer import FrontierOptimizerMixin
-from energy_lightning.callbacks.job import JobStrategy, degrading, find_callback, job_of, say
-from energy_lightning.device import Device
+from energy_lightning.callbacks.job import JobStrategy, degrading, find_callback, job_of, report, say
+from energy_lightning.callbacks.observed import ClockLog
+from energy_lightning.device import Device, FrequencySwitcher
 from energy_lightning.measure import EnergyMeter
 from energy_lightning.types import EnergyLightningError, Phase, Plan, PlanError
 
@@ -16,7 +17,10 @@ class FrequencyControllerMixin:
     """Applies the plan: schedules to the engine, the forward's clock before forward, the backward's before backward.
 
     The clock is set on change only, never twice within the dwell, and given back in validation, on exceptions and at
-    the end. Steps that drift from the plan's prediction are reported in one line.
+    the end; on a real GPU by a thread of its own, so that training never waits for the driver (see FrequencySwitcher).
+    Once an epoch one line tells of clocks that were asked for and not seen. Steps that drift from the plan's
+    prediction are reported in one line. Where the permission to set clocks is lost in the middle of a run the device
+    says so, the plan's schedules stay in force, and the clock is the GPU's own business from there on.
 
     Args:
         min_dwell_s: least time between two changes of the clock (a change itself takes several milliseconds).
@@ -34,14 +38,25 @@ class FrequencyControllerMixin:
         self._min_dwell_s, self._tolerance, self._drift_steps = min_dwell_s, drift_tolerance, drift_steps
         self._device: Device | None = None
         self._meter: EnergyMeter | None = None
-        self._locked_mhz: int | None = None
-        self._changed_at_s = float("-inf")
+        self._switcher: FrequencySwitcher | None = None
+        self._clocks_mhz: dict[Phase, int | None] = {}
+        self._clock_log = ClockLog()
+        self._fault: str | None = None  # the last one told
         self._active, self._step_open, self._last_global_step = False, False, 0
         self._settling = False  # the coming step holds a change of the clock that the plan does not predict
         self.drift: DriftWatch | None = None
         self.plan: Plan | None = None
         """The plan in force, None before there is one."""
-        self.num_switches = self.num_skipped = 0
+
+    @property
+    def num_switches(self) -> int:
+        """Changes of the clock in this fit, giving back included."""
+        return 0 if self._switcher is None else self._switcher.num_changes
+
+    @property
+    def num_skipped(self) -> int:
+        """Changes that the dwell forbade."""
+        return 0 if self._switcher is None else self._switcher.num_skipped
 
     # Lightning's hooks
 
@@ -50,9 +65,12 @@ class FrequencyControllerMixin:
         job = job_of(trainer)
         self._device = None if job is None else job.device
         self._active, self.plan, self.drift = self._device is not None, None, None
-        self._locked_mhz, self._step_open, self._last_global_step = None, False, trainer.global_step
-        if self._device is not None and not self._device.can_lock_frequency:
-            say(trainer, f"no permission to set the clock of {self._device.name}: plans run without it")
+        self._step_open, self._last_global_step, self._clock_log = False, trainer.global_step, ClockLog()
+        self._switcher = self._fault = None
+        if self._device is not None:
+            self._switcher = FrequencySwitcher(self._device, min_dwell_s=self._min_dwell_s)
+            if not self._device.can_lock_frequency:
+                say(trainer, f"no permission to set the clock of {self._device.name}: plans run without it")
         if job is not None and job.plan is not None:
             say(trainer, f"follows the plan it was given: {_described(job.plan)}")
 
@@ -65,13 +83,13 @@ class FrequencyControllerMixin:
             self._adopt(trainer, job)
             if self._active:
                 self._open_step()
-                self._enter("forward")
+                self._enter(trainer, "forward")
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         """The backward's clock."""
         if self._active:
             with degrading(lambda line: self._give_up(trainer, line)):
-                self._enter("backward")
+                self._enter(trainer, "backward")
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """After an optimizer step: does it still match the prediction?"""
@@ -85,20 +103,29 @@ class FrequencyControllerMixin:
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Validation runs at the GPU's own clock; the next training step locks again."""
-        self._release()
-        self._settling, self._changed_at_s = True, float("-inf")  # no dwell: validation is one
+        if self._switcher is not None:
+            self._switcher.release()
+        self._settling = True
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Clocks that were asked for and not seen, in one line."""
+        if self._switcher is not None:
+            self._clock_log.add(self._switcher.take_changes())
+            line = self._clock_log.take_line()
+            if line is not None:
+                say(trainer, line)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Give the clock back."""
-        self._close()
+        self._close(trainer)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Give the clock back."""
-        self._close()
+        self._close(trainer)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Give the clock back."""
-        self._close()
+        self._close(trainer)
 
     # what they do
 
@@ -115,6 +142,7 @@ class FrequencyControllerMixin:
                 self._give_up(trainer, str(error))
                 return
         self.plan, self._settling = wanted, True
+        self._clocks_mhz = {phase.phase: phase.frequency_mhz for phase in reversed(wanted.stages[0])}  # the first wins
         num_microbatches = 1 if job.workload is None else job.workload.num_microbatches
         if trainer.accumulate_grad_batches == num_microbatches and self._device is not None:
             self.drift = DriftWatch(
@@ -129,39 +157,30 @@ class FrequencyControllerMixin:
         self._meter.start()
         self._step_open = True
 
-    def _enter(self, phase: Phase) -> None:
-        device, plan = self._device, self.plan
-        if device is None or plan is None or not device.can_lock_frequency:
+    def _enter(self, trainer: Any, phase: Phase) -> None:
+        switcher, device = self._switcher, self._device
+        if switcher is None or device is None or self.plan is None:
             return
-        frequency_mhz = next((found.frequency_mhz for found in plan.stages[0] if found.phase == phase), None)
-        if frequency_mhz == self._locked_mhz:
-            return
-        if device.now_s() - self._changed_at_s < self._min_dwell_s:
-            self.num_skipped += 1
-            return
-        if frequency_mhz is None:
-            self._release()
-            return
-        device.lock_frequency(frequency_mhz)
-        self._note_change(device, frequency_mhz)
-
-    def _release(self) -> None:
-        """Idempotent: only what we locked is given back."""
-        if self._device is not None and self._locked_mhz is not None:
-            self._device.reset_frequency()
-            self._note_change(self._device, None)
-
-    def _note_change(self, device: Device, frequency_mhz: int | None) -> None:
-        self._locked_mhz, self._changed_at_s = frequency_mhz, device.now_s()
-        self.num_switches += 1
+        clock_mhz = self._clocks_mhz.get(phase)
+        if device.can_lock_frequency:
+            switcher.request(clock_mhz)
+        elif clock_mhz is not None:
+            self.drift = None  # what the plan predicts holds at its clocks only
+        if switcher.fault is not None:
+            self._give_up(trainer, switcher.fault)
 
     def _give_up(self, trainer: Any, line: str) -> None:
-        say(trainer, f"the plan is given up, training goes on at the GPU's own clock: {line}")
-        self._close()
+        report(trainer, f"the plan is given up, training goes on at the GPU's own clock: {line}")
+        self._fault = line
+        self._close(trainer)
 
-    def _close(self) -> None:
+    def _close(self, trainer: Any) -> None:
         self._active = self._step_open = False
-        self._release()
+        if self._switcher is not None:
+            self._switcher.close()
+            if self._switcher.fault not in (None, self._fault):
+                self._fault = self._switcher.fault
+                report(trainer, f"the clock may not have been given back: {self._fault}")
         if self._meter is not None:
             self._meter.close()
             self._meter = None

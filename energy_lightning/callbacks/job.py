@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from energy_lightning.device import Device
 from energy_lightning.types import Budget, BudgetError, Plan, PlanError, StrategyError, WorkloadError
 from energy_lightning.workload import Workload
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 USER_MISTAKES = (BudgetError, PlanError, StrategyError, WorkloadError)
@@ -70,6 +72,14 @@ def find_callback(trainer: Any, kind: type[T]) -> T | None:
 def say(trainer: Any, line: str) -> None:
     """One line to the user, on rank 0, between progress bars."""
     trainer.lightning_module.print(f"energy_lightning: {line}")
+
+
+def report(trainer: Any, line: str) -> None:
+    """One line about this rank's own hardware: like `say` on rank 0, through the log on the others."""
+    if trainer.is_global_zero:
+        say(trainer, line)
+    else:
+        log.warning(f"energy_lightning: rank {trainer.global_rank}: {line}")
 
 
 def on_rank_zero(trainer: Any, work: Callable[[], T]) -> T:

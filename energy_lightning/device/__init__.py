@@ -3,5 +3,14 @@
 from energy_lightning.device.emulated import EmulatedDevice
 from energy_lightning.device.opening import DEVICES, open_device
 from energy_lightning.device.protocol import Device
+from energy_lightning.device.switching import ClockChange, FrequencySwitcher, measure_switch_time_s
 
-__all__ = ["DEVICES", "Device", "EmulatedDevice", "open_device"]
+__all__ = [
+    "DEVICES",
+    "ClockChange",
+    "Device",
+    "EmulatedDevice",
+    "FrequencySwitcher",
+    "measure_switch_time_s",
+    "open_device",
+]
