@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         FrontierOptimizer,
         KareusStrategy,
         PartitionProfiler,
+        PowerLimitOptimizer,
     )
     from energy_lightning.predict import EnergyLens, FineTuningEnergy, SpeedupLaw
     from energy_lightning.recurring import BatchSizeOptimizer, choose_power_limit
@@ -44,6 +45,7 @@ __all__ = [
     "PartitionProfiler",
     "PhasePlan",
     "Plan",
+    "PowerLimitOptimizer",
     "Schedule",
     "SpeedupLaw",
     "Workload",
@@ -58,6 +60,7 @@ _NAMES_IN = {
         "FrontierOptimizer",
         "KareusStrategy",
         "PartitionProfiler",
+        "PowerLimitOptimizer",
     ),
     "energy_lightning.predict": ("EnergyLens", "FineTuningEnergy", "SpeedupLaw"),
     "energy_lightning.recurring": ("BatchSizeOptimizer", "choose_power_limit"),

@@ -6,6 +6,7 @@ from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.strategies import DDPStrategy
 
 from energy_lightning.callbacks import build_callbacks
+from energy_lightning.power_limit import PowerLimitOptimizerMixin
 from energy_lightning.strategy import KareusMixin
 from energy_lightning.strategy_parts.parallel_mixin import ParallelExecutionMixin
 
@@ -14,6 +15,8 @@ EnergyMonitor = _callback_types["EnergyMonitor"]
 PartitionProfiler = _callback_types["PartitionProfiler"]
 FrontierOptimizer = _callback_types["FrontierOptimizer"]
 FrequencyController = _callback_types["FrequencyController"]
+_more = build_callbacks(Callback, __name__, {"PowerLimitOptimizer": PowerLimitOptimizerMixin})
+PowerLimitOptimizer = _more["PowerLimitOptimizer"]
 
 
 class KareusStrategy(KareusMixin, ParallelExecutionMixin, DDPStrategy):  # type: ignore[misc]  # typed for the other
@@ -23,4 +26,11 @@ class KareusStrategy(KareusMixin, ParallelExecutionMixin, DDPStrategy):  # type:
     callback_types = _callback_types
 
 
-__all__ = ["EnergyMonitor", "FrequencyController", "FrontierOptimizer", "KareusStrategy", "PartitionProfiler"]
+__all__ = [
+    "EnergyMonitor",
+    "FrequencyController",
+    "FrontierOptimizer",
+    "KareusStrategy",
+    "PartitionProfiler",
+    "PowerLimitOptimizer",
+]

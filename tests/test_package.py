@@ -19,7 +19,10 @@ FLOORS = {
     1: ["search", "frontier", "emulation", "predict", "recurring"],
     2: ["device"],
     3: ["measure", "collectives", "partition", "parallel"],
-    4: ["strategy", "strategy_parts", "callbacks", "lightning", "pytorch_lightning", "registration", "tasks"],
+    4: [
+        *("strategy", "strategy_parts", "callbacks", "lightning", "pytorch_lightning", "registration", "tasks"),
+        *("power_limit", "batch_size"),
+    ],
     5: ["report", "app"],
 }
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names}

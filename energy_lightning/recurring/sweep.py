@@ -37,6 +37,16 @@ class PowerSweep:
         return self._todo[0] if self._todo else None
 
     @property
+    def num_measured(self) -> int:
+        """How many limits this sweep has measured itself."""
+        return len(self._samples) - self.num_known
+
+    @property
+    def tries_left(self) -> int:
+        """Windows of the current limit before it is given up."""
+        return self._max_tries - self._num_tries
+
+    @property
     def profile(self) -> list[PowerLimitSample]:
         """What is known so far, highest asked limit first. A sample's own limit is the one that the device applied."""
         return [self._samples[limit_w] for limit_w in sorted(self._samples, reverse=True)]

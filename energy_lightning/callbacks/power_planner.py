@@ -1,0 +1,210 @@
+"""Rank 0's side of a sweep over power limits: what every rank is to do next, and what was found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from energy_lightning.callbacks.job import FAILURES
+from energy_lightning.callbacks.power_profile import PowerProfile, describe_device
+from energy_lightning.callbacks.power_window import WindowRow, reduce_rows
+from energy_lightning.recurring import (
+    PowerLimitSample,
+    PowerObjective,
+    PowerSweep,
+    RecurringError,
+    choose_power_limit,
+    power_limit_steps,
+)
+
+LONGEST_WINDOW = 50  # windows' worth of steps that a slow counter may ask for
+LIMIT_TOLERANCE = 0.05  # of the asked limit: a device may round
+WARMING_C = 1.5  # a rise within the first window that tells of a GPU that has just begun to work
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepSettings:
+    """See PowerLimitOptimizer."""
+
+    objective: PowerObjective
+    limits_w: tuple[float, ...] | None
+    step_w: float
+    warmup_steps: int
+    profile_steps: int
+    max_tries: int
+    noise: float
+
+    def __post_init__(self) -> None:
+        if self.warmup_steps < 0 or self.profile_steps < 1:
+            raise RecurringError(
+                f"need warmup_steps >= 0 and profile_steps >= 1, got {self.warmup_steps}, {self.profile_steps}"
+            )
+        if self.limits_w is not None and not (self.limits_w and all(0.0 < one < math.inf for one in self.limits_w)):
+            raise RecurringError(f"limits_w must hold positive limits in W, got {list(self.limits_w)}")
+        power_limit_steps((1.0, 1.0), self.step_w)  # these three refuse what they cannot use
+        PowerSweep([1.0], max_tries=self.max_tries)
+        choose_power_limit([(1.0, 1.0, 1.0)], noise=self.noise)
+
+    def within(self, least_w: float, most_w: float) -> tuple[float, ...]:
+        """The limits to try on GPUs that take `least_w` to `most_w`. RecurringError for one outside."""
+        if self.limits_w is None:
+            return power_limit_steps((least_w, most_w), self.step_w)
+        outside = [limit_w for limit_w in self.limits_w if not least_w <= limit_w <= most_w]
+        if outside:
+            raise RecurringError(
+                f"PowerLimitOptimizer: a limit of {outside[0]:g} W is outside what the GPUs take, {least_w:g} to "
+                f"{most_w:g} W; give limits_w within that range"
+            )
+        return self.limits_w
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What rank 0 must know of another rank's GPU before a sweep."""
+
+    gpu: float
+    device: dict[str, Any]
+    range_w: tuple[float, float] | None
+    limit_w: float
+    why_not: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What rank 0 has every rank do next.
+
+    `action`: "measure" `limit_w` after warm-up; "extend" the open window by `num_steps`; "settle" at `limit_w`; or
+    "stop" and go back to the earlier limit. `line` is for the user.
+    """
+
+    action: Literal["measure", "extend", "settle", "stop"]
+    limit_w: float = math.nan
+    num_steps: int = 0
+    line: str = ""
+    profile: tuple[PowerLimitSample, ...] = ()
+
+
+def gather_facts(device: Any, gpu: float) -> Facts:
+    """This rank's. Never raises: a rank that did would leave the others waiting."""
+    try:
+        able = bool(getattr(device, "can_set_power_limit", False))
+        why = None if able else str(getattr(device, "mode_reason", f"{device.name} has no power limit to set"))
+        if able and device.energy_source == "none":
+            why = f"{device.name} has no energy reading"
+        return Facts(
+            gpu=gpu,
+            device=describe_device(device),
+            range_w=device.power_limit_range_w if able else None,
+            limit_w=float(device.power_limit_w) if able else math.nan,
+            why_not=why,
+        )
+    except FAILURES as error:
+        why = f"{type(error).__name__}: {error}"
+        return Facts(gpu=gpu, device={"gpu": "unknown"}, range_w=None, limit_w=math.nan, why_not=why)
+
+
+def why_no_sweep(facts: Sequence[Facts]) -> str | None:
+    """Why limits cannot be tried, or None."""
+    for rank, one in enumerate(facts):
+        if one.why_not is not None or one.range_w is None:
+            return f"rank {rank}: {one.why_not or 'the GPU does not tell its limits'}"
+    return None
+
+
+def power_objective(goal: Any, max_slowdown: float | None, eta: float) -> PowerObjective:
+    """What PowerLimitOptimizer's arguments mean: "cost" where neither a goal nor a slow-down is given."""
+    if max_slowdown is not None and goal not in (None, "max_slowdown"):
+        raise RecurringError(f"max_slowdown={max_slowdown} goes with objective='max_slowdown', not {goal!r}; leave one")
+    if goal == "max_slowdown" and max_slowdown is None:
+        raise RecurringError("objective='max_slowdown' needs max_slowdown, e.g. 0.05 for 5%")
+    chosen: Any = goal or ("cost" if max_slowdown is None else "max_slowdown")
+    return PowerObjective(goal=chosen, eta=eta, max_slowdown=max_slowdown or 0.0)
+
+
+class PowerPlanner:
+    """Decides from the ranks' facts and windows. Raises RecurringError for limits that the GPUs do not take."""
+
+    def __init__(self, settings: SweepSettings, facts: Sequence[Facts], profile: PowerProfile) -> None:
+        ranges = [one.range_w for one in facts if one.range_w is not None]
+        limits_w = settings.within(max(low for low, _ in ranges), min(high for _, high in ranges))
+        num_gpus = len({one.gpu for one in facts})
+        self._settings, self.profile, self._before_w = settings, profile, facts[0].limit_w
+        self._objective = replace(settings.objective, max_power_w=max(limits_w) * num_gpus)
+        self.sweep = PowerSweep(limits_w, profile.known, max_tries=settings.max_tries)
+        self._span = f"{self.sweep.num_limits} power limits, {max(limits_w):g} to {min(limits_w):g} W"
+
+    def begin(self) -> Order:
+        """The first order."""
+        sweep = self.sweep
+        if sweep.current_w is None:
+            return self._next(f"{self.profile.path} knows this job: no power limit is tried again")
+        known = f", {sweep.num_known} of them known already" if sweep.num_known else ""
+        each = self._settings.warmup_steps + self._settings.profile_steps
+        num_steps = (sweep.num_limits - sweep.num_known) * each
+        return self._next(f"trying {self._span}{known}, about {num_steps} steps{_emulated(self.profile.run)}")
+
+    def judge(self, rows: Sequence[WindowRow]) -> Order:
+        """What the window that has ended was worth, and what comes next."""
+        asked_w = self.sweep.current_w
+        assert asked_w is not None
+        lost = next((rank for rank, row in enumerate(rows) if not row.can_set), None)
+        if lost is not None:
+            line = f"rank {lost} may not set power limits any more: the earlier limit comes back, training goes on"
+            return Order(action="stop", line=line, profile=tuple(self.sweep.profile))
+        window = reduce_rows(rows, asked_w=asked_w, tolerance_w=LIMIT_TOLERANCE * asked_w)
+        fault, num_steps = window.fault, rows[0].num_steps
+        if fault is None and window.steps_missing:
+            if num_steps + window.steps_missing <= LONGEST_WINDOW * self._settings.profile_steps:
+                return Order(action="extend", num_steps=window.steps_missing)
+            fault = f"{num_steps} steps are too short for the energy counter; raise profile_steps"
+        if fault is None and window.warmed_c > WARMING_C and self.sweep.num_measured == 0 and self.sweep.tries_left > 1:
+            fault = f"the GPU is still warming up ({window.warmed_c:+.1f} C within the window)"  # leaks less while cool
+        if fault is not None:
+            gone = self.sweep.reject(fault)
+            return self._next(f"{asked_w:g} W {'is left out' if gone else 'is measured again'}: {fault}")
+        line = ""
+        try:
+            self.profile.add(asked_w, window, num_steps=num_steps)
+        except OSError as error:
+            line = f"cannot write {self.profile.path} ({error.strerror}): the next run sweeps again"
+        self.sweep.accept(self.profile.known[asked_w])
+        return self._next(line)
+
+    def unfinished(self) -> str:
+        """One line for a training that ended before the sweep."""
+        done = len(self.sweep.profile) + len(self.sweep.given_up)
+        return (
+            f"training ended after {done} of {self.sweep.num_limits} power limits; they are kept in "
+            f"{self.profile.path}, and the next run goes on from there"
+        )
+
+    def _next(self, line: str) -> Order:
+        sweep = self.sweep
+        if sweep.current_w is not None:
+            return Order(action="measure", limit_w=sweep.current_w, line=line)
+        profile = tuple(sweep.profile)
+        if not profile:
+            reasons = "; ".join(f"{limit_w:g} W: {why}" for limit_w, why in sweep.given_up.items())
+            return Order(action="stop", line=f"no power limit could be measured, training goes on: {reasons}")
+        best = choose_power_limit(profile, self._objective, noise=self._settings.noise)
+        line = "; ".join(filter(None, [line, self._verdict(best)]))
+        return Order(action="settle", limit_w=best.power_limit_w, line=line, profile=profile)
+
+    def _verdict(self, best: PowerLimitSample) -> str:
+        """One line: the limit, and what it changes against the highest one."""
+        highest = max(self.sweep.profile, key=lambda sample: sample.power_limit_w)
+        line = f"power limit {best.power_limit_w:g} W (was {self._before_w:g} W)"
+        if best.power_limit_w == highest.power_limit_w:
+            line += ", the highest tried: no lower one is better by more than the noise"
+        else:
+            energy, time = best.energy_j / highest.energy_j - 1.0, best.time_s / highest.time_s - 1.0
+            line += f": energy {energy:+.1%}, time {time:+.1%} a step against {highest.power_limit_w:g} W"
+        if self.sweep.given_up:
+            line += f"; not measured: {', '.join(f'{limit_w:g} W' for limit_w in self.sweep.given_up)}"
+        return line + _emulated(self.profile.run)
+
+
+def _emulated(run: Mapping[str, Any]) -> str:
+    return " (EMULATED)" if run["emulated"] else ""

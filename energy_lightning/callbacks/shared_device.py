@@ -1,0 +1,64 @@
+"""Several callbacks and one device: whoever opened it first shares it, and accounts for an emulated one's work."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from energy_lightning.callbacks.job import job_of
+from energy_lightning.callbacks.monitored import ClockOnly, Monitored, choose_monitored
+from energy_lightning.device import Device
+from energy_lightning.workload import Workload
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceChoice:
+    """What a user may say of the device: see EnergyMonitor.
+
+    Attributes:
+        device: a Device, a name for `open_device`, or None: another callback's or the strategy's, else an NVIDIA GPU.
+        workload: job shape for an emulated device under a strategy that has none.
+        gpu: GPU model of such an emulated device.
+    """
+
+    device: Device | str | None = None
+    workload: Workload | None = None
+    gpu: str = "a100-sxm4-40gb"
+
+    @classmethod
+    def parse(cls, device: Device | str | None, workload: Workload | str | None, gpu: str) -> DeviceChoice:
+        """`workload` may be a preset's name."""
+        shape = Workload.preset(workload) if isinstance(workload, str) else workload
+        return cls(device=device, workload=shape, gpu=gpu)
+
+    def open(self, trainer: Any, owner: Any) -> Monitored:
+        """The device for `owner`, one of the trainer's callbacks. To be called once all have seen on_train_start."""
+        job = job_of(trainer)
+        own = None if job is None else job.device
+        if self.device is None and own is None:
+            for other in trainer.callbacks:
+                found = getattr(other, "monitored", None)
+                if other is not owner and isinstance(found, Monitored) and not isinstance(found.device, ClockOnly):
+                    return replace(found, owned=False, driven=False, note="")
+        return choose_monitored(
+            self.device,
+            own,
+            trainer.strategy.root_device,
+            workload=self.workload,
+            gpu=self.gpu,
+            clock_s=time.perf_counter,
+        )
+
+
+def gather_objects(trainer: Any, own: T) -> list[T]:
+    """One small picklable object from every rank, in order of ranks. Collective."""
+    if trainer.world_size == 1:
+        return [own]
+    import torch.distributed as dist
+
+    rows: list[Any] = [None] * trainer.world_size
+    dist.all_gather_object(rows, own)
+    return rows

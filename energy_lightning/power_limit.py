@@ -1,0 +1,300 @@
+"""PowerLimitOptimizer: finds the GPUs' best power limit during the first training steps, and trains under it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from energy_lightning.callbacks.job import FAILURES, degrading, gpu_identity, job_of, on_rank_zero, say
+from energy_lightning.callbacks.monitored import Monitored
+from energy_lightning.callbacks.power_planner import (
+    Facts,
+    Order,
+    PowerPlanner,
+    SweepSettings,
+    gather_facts,
+    power_objective,
+    why_no_sweep,
+)
+from energy_lightning.callbacks.power_profile import FILE_NAME, PowerProfile, describe_job
+from energy_lightning.callbacks.power_window import PowerWindow
+from energy_lightning.callbacks.shared_device import DeviceChoice, gather_objects
+from energy_lightning.device import Device
+from energy_lightning.recurring import PowerLimitSample, RecurringError
+from energy_lightning.types import MeasurementError
+from energy_lightning.workload import Workload
+
+
+class PowerLimitOptimizerMixin:
+    """Sweeps the GPUs' own power limits during the first training steps, then trains at the best one.
+
+        Trainer(callbacks=[PowerLimitOptimizer(max_slowdown=0.05)])
+
+    Works with any strategy and number of processes. From the highest limit down, each is set, `warmup_steps` pass, and
+    `profile_steps` are measured; validation and epoch ends interrupt a window, they do not end it. A window that is not
+    valid (a counter that fell, heat throttling, a limit that somebody else changed) is repeated, up to `max_tries` in
+    all, as is the first while the GPU warms up; one too short for the energy counter is extended. Time of a step is the
+    slowest rank's, energy that of all distinct GPUs; rank 0 decides for all. The profile goes into a file, each limit
+    as soon as it is known: a later run of the same job on the same GPUs goes on where it ended, and needs no sweep
+    where nothing is missing. The earlier limit comes back when training ends, also by an exception; the device's guard
+    sees to kills. Without the permission to set limits one line says so and training goes on.
+
+    Under "kareus" the limit is settled first, and partitions are then profiled and clocks chosen under it; a plan given
+    to the strategy is in force during the sweep. Locked clocks save more than limits do: use both where clocks cannot
+    be locked, or a power cap is wanted for other reasons. With EnergyMonitor both use one device.
+
+    Why this is not Zeus's GlobalPowerLimitOptimizer (zeus 0.16, read for this): it restores the highest limit, not the
+    earlier one, from an exit handler only; ends the training where limits cannot be set or a window shows no energy;
+    takes the limit it asked for as the one in force; counts a GPU twice that two processes share; begins a window anew
+    at each epoch's end, so that epochs shorter than a window never finish one; looks neither at throttling nor at
+    temperature, and repeats nothing; loads a profile whatever job and GPU it is of; its slow-down rule takes the lowest
+    limit, not the least energy. Its cost and the shape of its sweep are kept; limits are set by the device's own means.
+
+    Args:
+        objective: "energy", "time", "cost" (eta x energy + (1 - eta) x highest limit x time) or "max_slowdown"; None:
+            "max_slowdown" if one is given, else "cost".
+        max_slowdown: least energy among the limits at most this much slower than the highest (0.05: 5%).
+        eta: weight of energy in "cost".
+        limits_w: limits to try, in W; None: from the device's highest down to its lowest by `step_w`.
+        step_w: see `limits_w`.
+        wait_steps, warmup_steps, profile_steps: optimizer steps before the sweep, and of each limit before and in its
+            window.
+        max_tries: windows of one limit before it is left out.
+        noise: relative differences up to this are ties, of which the highest limit is kept.
+        profile: file of the profiles; None: power_limits.jsonl in the run's folder.
+        device, workload, gpu: as in EnergyMonitor.
+
+    Raises:
+        RecurringError: settings that cannot be; when training starts, limits outside the device's range.
+    """
+
+    def __init__(  # what users may set, each by keyword
+        self,
+        *,
+        objective: Literal["energy", "time", "cost", "max_slowdown"] | None = None,
+        max_slowdown: float | None = None,
+        eta: float = 0.5,
+        limits_w: Sequence[float] | None = None,
+        step_w: float = 25.0,
+        wait_steps: int = 1,
+        warmup_steps: int = 10,
+        profile_steps: int = 40,
+        max_tries: int = 3,
+        noise: float = 0.01,
+        profile: str | Path | None = None,
+        device: Device | str | None = None,
+        workload: Workload | str | None = None,
+        gpu: str = "a100-sxm4-40gb",
+    ) -> None:
+        super().__init__()
+        if wait_steps < 0:
+            raise RecurringError(f"wait_steps must be 0 or more, got {wait_steps}")
+        self.settings = SweepSettings(
+            objective=power_objective(objective, max_slowdown, eta),
+            limits_w=None if limits_w is None else tuple(map(float, limits_w)),
+            step_w=step_w,
+            warmup_steps=warmup_steps,
+            profile_steps=profile_steps,
+            max_tries=max_tries,
+            noise=noise,
+        )
+        self._wait_steps, self._path = wait_steps, None if profile is None else Path(profile)
+        self._choice = DeviceChoice.parse(device, workload, gpu)
+        self._clear()
+        self.power_limit_w: float | None = None
+        """The limit that was settled on, as the device reported it; None before."""
+        self.profile: list[PowerLimitSample] = []
+        """What the sweep found, of one step: time of the slowest rank, energy over all GPUs."""
+
+    def _clear(self) -> None:
+        self.monitored: Monitored | None = None
+        self.sweeping = False
+        """Whether limits are being tried: the time for nothing else to be measured."""
+        self._planner: PowerPlanner | None = None
+        self._window: PowerWindow | None = None
+        self._begun = self._sets = self._changed = False
+        self._gpu = math.nan  # this rank's GPU, once the sweep has begun
+        self._fault: str | None = None
+        self._next_step = self._last_step = 0
+
+    # Lightning's hooks
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """The sweep begins after `wait_steps` more optimizer steps."""
+        self._clear()
+        self.power_limit_w, self.profile, self.sweeping = None, [], True
+        self._last_step, self._next_step = trainer.global_step, trainer.global_step + self._wait_steps
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Between two optimizer steps: go on with the sweep. Collective at the ends of windows."""
+        if not self.sweeping:
+            return
+        if self.monitored is None:
+            self._open(trainer)
+        if trainer.global_step >= self._next_step:
+            with degrading(lambda line: self._give_up(trainer, line), raising=(MeasurementError, RecurringError)):
+                self._go_on(trainer, pl_module, batch)
+        if self._window is not None and not self._window.is_open:
+            self._window.resume(trainer.global_step)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Account for an emulated device that nobody else gives work to."""
+        if self.monitored is None or not self.monitored.driven:
+            return
+        with degrading(lambda line: self._give_up(trainer, line)):
+            self.monitored.account_batch()
+            if trainer.global_step != self._last_step:
+                self._last_step = trainer.global_step
+                self.monitored.account_step()
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """What follows is not training: the window pauses."""
+        self._pause(trainer)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """The next epoch's loaders start first: the window pauses."""
+        self._pause(trainer)
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Writing is no step: the window pauses."""
+        self._pause(trainer)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Give the earlier limit back."""
+        if self.sweeping and self._planner is not None:
+            say(trainer, self._planner.unfinished())
+        self._close()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Give the earlier limit back."""
+        self._close()
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Give the earlier limit back."""
+        self._close()
+
+    # on every rank
+
+    def _open(self, trainer: Any) -> None:
+        self.monitored = self._choice.open(trainer, self)
+        if self.monitored.note:
+            say(trainer, self.monitored.note)
+
+    def _pause(self, trainer: Any) -> None:
+        if self._window is not None:
+            self._window.pause(trainer.global_step)
+
+    def _go_on(self, trainer: Any, pl_module: Any, batch: Any) -> None:
+        """One window has ended, or none has begun. Collective."""
+        if not self._begun:
+            order = self._begin(trainer, pl_module, batch)
+        elif self._window is None:  # warmed up
+            self._window = PowerWindow(self._device)
+            self._window.fault = self._fault
+            self._next_step = trainer.global_step + self.settings.profile_steps
+            return
+        else:
+            order = self._end_window(trainer)
+        if order.line:
+            say(trainer, order.line)
+        self._follow(trainer, pl_module, order)
+
+    def _begin(self, trainer: Any, pl_module: Any, batch: Any) -> Order:
+        assert self.monitored is not None
+        self._begun, rank, self._gpu = (
+            True,
+            trainer.global_rank,
+            gpu_identity(self.monitored.device, trainer.global_rank),
+        )
+        facts = gather_objects(trainer, gather_facts(self.monitored.device, self._gpu))
+        emulated = self.monitored.device.emulated  # ranks emulate a device each
+        self._sets = emulated or all(one.gpu != self._gpu for one in facts[:rank])
+        return on_rank_zero(trainer, lambda: self._plan(trainer, pl_module, batch, facts))
+
+    def _plan(self, trainer: Any, pl_module: Any, batch: Any, facts: Sequence[Facts]) -> Order:
+        """On rank 0."""
+        fault = why_no_sweep(facts)
+        if fault is not None:
+            return Order(action="stop", line=f"no power limit is tried, training goes on: {fault}")
+        run = describe_job(trainer, pl_module, batch, [one.device for one in {one.gpu: one for one in facts}.values()])
+        profile = PowerProfile(self._path or _run_folder(trainer) / FILE_NAME, run)
+        self._planner = PowerPlanner(self.settings, facts, profile)
+        return self._planner.begin()
+
+    def _end_window(self, trainer: Any) -> Order:
+        assert self._window is not None
+        self._window.pause(trainer.global_step)
+        rows = gather_objects(trainer, self._window.row(self._gpu))
+
+        def judge() -> Order:
+            assert self._planner is not None  # on rank 0
+            return self._planner.judge(rows)
+
+        return on_rank_zero(trainer, judge)
+
+    def _follow(self, trainer: Any, pl_module: Any, order: Order) -> None:
+        if order.action == "extend":
+            self._next_step = trainer.global_step + order.num_steps
+            return
+        self._close_window()
+        if order.action == "measure":
+            self._set(order.limit_w)
+            self._next_step = trainer.global_step + self.settings.warmup_steps
+            return
+        self.sweeping, self.profile = False, list(order.profile)
+        if order.action == "stop":
+            self._restore()
+            return
+        self._set(order.limit_w)
+        self.power_limit_w = float(self._device.power_limit_w)
+        name = "emulated_power_limit_w" if self._device.emulated else "power_limit_w"
+        pl_module.log_dict({name: self.power_limit_w}, on_step=True, on_epoch=False, batch_size=1)
+
+    def _set(self, limit_w: float) -> None:
+        """A failure here is told in the window's row: a rank that raised alone would leave the others waiting."""
+        self._fault = None
+        if not self._sets:
+            return
+        self._changed = True
+        try:
+            self._device.set_power_limit(limit_w)
+        except FAILURES as error:
+            self._fault = f"{type(error).__name__}: {error}"
+
+    @property
+    def _device(self) -> Any:
+        assert self.monitored is not None
+        return self.monitored.device
+
+    def _close_window(self) -> None:
+        if self._window is not None:
+            self._window.close()
+            self._window = None
+
+    def _restore(self) -> None:
+        if self._changed:
+            self._changed = False
+            self._device.reset_power_limit()
+
+    def _give_up(self, trainer: Any, line: str) -> None:
+        say(trainer, f"the power limit is left as it was, training goes on: {line}")
+        self.sweeping = False
+        self._close_window()
+        self._restore()
+
+    def _close(self) -> None:
+        """Idempotent."""
+        self.sweeping = False
+        self._close_window()
+        if self.monitored is not None:
+            self._restore()
+            if self.monitored.owned:
+                self._device.close()
+            self.monitored = None
+
+
+def _run_folder(trainer: Any) -> Path:
+    job = job_of(trainer)
+    return Path(trainer.default_root_dir) if job is None else job.output_dir
