@@ -1,0 +1,28 @@
+"""The NVML emulator: unmodified pynvml, Zeus and this package's NVIDIA device on emulated boards.
+
+    with NvmlEmulator([EmulatedBoard(gpu="a100-sxm4-40gb", permissions=())]) as nvml:   # in this process
+        ...
+    with NvmlServer([EmulatedBoard(), EmulatedBoard()]) as server:                      # for children
+        subprocess.run(command, env=server.environment())
+        server.state(0).locked_mhz
+
+The driver's version says EMULATED: nothing that it measures may pass for a measurement.
+"""
+
+from energy_lightning.device.nvml_emulator.board import PERMISSIONS, EmulatedBoard
+from energy_lightning.device.nvml_emulator.client.codes import Code
+from energy_lightning.device.nvml_emulator.driver import DRIVER_VERSION
+from energy_lightning.device.nvml_emulator.live import BoardState, ControlCall
+from energy_lightning.device.nvml_emulator.local import NvmlEmulator
+from energy_lightning.device.nvml_emulator.server import NvmlServer
+
+__all__ = [
+    "DRIVER_VERSION",
+    "PERMISSIONS",
+    "BoardState",
+    "Code",
+    "ControlCall",
+    "EmulatedBoard",
+    "NvmlEmulator",
+    "NvmlServer",
+]

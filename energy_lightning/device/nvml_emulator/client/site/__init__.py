@@ -1,0 +1,1 @@
+"""A folder for PYTHONPATH: its sitecustomize gives children the emulated NVML."""
