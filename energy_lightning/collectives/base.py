@@ -6,11 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from energy_lightning.types import EnergyLightningError
-
-
-class CollectivesError(EnergyLightningError):
-    """A backend that does not exist or cannot serve this process group, or a tensor that it cannot take."""
+from energy_lightning.collectives.grants import GrantLedger
 
 
 class Handle(Protocol):
@@ -18,7 +14,7 @@ class Handle(Protocol):
 
     Attributes:
         asked_sm_count: SMs the schedule asked for; None: left to the backend.
-        granted_sm_count: SMs the backend really lends; None where it decides for itself or cannot tell.
+        granted_sm_count: SMs the backend lends at most; None where it decides for itself or cannot tell.
     """
 
     @property
@@ -36,10 +32,14 @@ class Collectives(Protocol):
 
     Tensors are contiguous; the caller leaves them alone between the call and `wait`. `sm_count` and
     `block_threads` are wishes: `supports_sm_count` says whether they are honoured, the handle what was granted.
+
+    All raise CollectivesError for a tensor that the backend cannot take and where the library reports a failure.
     """
 
     name: str
     supports_sm_count: bool
+    grants: GrantLedger
+    """What was asked and granted so far."""
 
     @property
     def size(self) -> int:
@@ -54,7 +54,7 @@ class Collectives(Protocol):
     def all_reduce(
         self, tensor: Tensor, *, average: bool = False, sm_count: int | None = None, block_threads: int | None = None
     ) -> Handle:
-        """Sum (or mean) over the group, in place; `wait` returns `tensor`."""
+        """Sum (or mean: the sum, then divided) over the group, in place; `wait` returns `tensor`."""
         ...
 
     def all_gather(self, tensor: Tensor, *, sm_count: int | None = None, block_threads: int | None = None) -> Handle:
@@ -65,4 +65,11 @@ class Collectives(Protocol):
         self, tensor: Tensor, *, average: bool = False, sm_count: int | None = None, block_threads: int | None = None
     ) -> Handle:
         """Sum (or mean) of `tensor` (size * n, ...), of which rank r keeps block r; `wait` returns (n, ...)."""
+        ...
+
+    def close(self, *, in_step: bool = True) -> None:
+        """Release communicators and buffers. Idempotent; collective over the group when `in_step`.
+
+        `in_step` False: other ranks may have failed, so nothing is waited for.
+        """
         ...

@@ -1,15 +1,13 @@
-"""Process-group collectives against sums worked out by hand, on two gloo processes; and the choice of a backend."""
+"""Process-group collectives against sums worked out by hand, on two gloo processes."""
 
 from __future__ import annotations
-
-import logging
 
 import pytest
 import torch
 import torch.distributed as dist
 from distributed_helpers import run_checks
 
-from energy_lightning.collectives import BACKENDS, CollectivesError, ProcessGroupCollectives, select_collectives
+from energy_lightning.collectives import CollectivesError, ProcessGroupCollectives
 
 
 def check_sum_in_place(group: dist.ProcessGroup) -> None:
@@ -56,23 +54,6 @@ def check_strided_tensor_is_refused(group: dist.ProcessGroup) -> None:
         ProcessGroupCollectives(group).all_reduce(torch.zeros(2, 3).t())
 
 
-def check_selection(group: dist.ProcessGroup) -> None:
-    assert select_collectives("auto", group).name == "gloo"
-    assert select_collectives("gloo", group).name == "gloo"
-    with pytest.raises(CollectivesError, match="unknown collectives backend 'mpi'; known: auto, nccl, gloo"):
-        select_collectives("mpi", group)
-    records: list[logging.LogRecord] = []
-    handler = logging.Handler()
-    handler.emit = records.append  # type: ignore[method-assign]
-    logger = logging.getLogger("energy_lightning.collectives.registry")
-    logger.addHandler(handler)
-    assert select_collectives("nccl", group).name == "gloo"
-    logger.removeHandler(handler)
-    assert [r.getMessage() for r in records] == [
-        "Collectives run on gloo, not on nccl (nccl: the process group runs on gloo)"
-    ]
-
-
 CHECKS = {
     "sum in place": check_sum_in_place,
     "average": check_average,
@@ -80,7 +61,6 @@ CHECKS = {
     "reduce scatter": check_reduce_scatter,
     "half precision": check_half_precision,
     "strided tensor": check_strided_tensor_is_refused,
-    "selection": check_selection,
 }
 
 
@@ -98,9 +78,3 @@ def test_on_two_processes(name: str, failures: dict[str, str]) -> None:
 def test_without_a_process_group_the_error_says_what_to_call() -> None:
     with pytest.raises(CollectivesError, match="init_process_group"):
         ProcessGroupCollectives()
-
-
-def test_rows_from_outside_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    marker = object()
-    monkeypatch.setitem(BACKENDS, "mine", lambda group: marker)  # type: ignore[arg-type, return-value]
-    assert select_collectives("mine") is marker
