@@ -1,11 +1,11 @@
-"""The runs of a sweep: drawn from the factors' values, emulated one by one, and kept in a file that only grows."""
+"""The runs of a sweep: drawn from the factors' values, done one by one, and kept in a file that only grows."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ FACTORS = (
 _MOST_COMBINATIONS = 200_000
 
 Settings = dict[str, Any]  # of one run: FACTORS and tokens
+Outcome = tuple[str, dict[str, Any]]  # a run's key, and {"row": ...} or {"failed": reason}
 
 
 def design(values: Mapping[str, Any]) -> list[Settings]:
@@ -120,24 +121,35 @@ def key_of(run: Settings, gpu: GPU, dtype: str) -> str:
     return json.dumps({**run, "gpu_model": gpu.name, "dtype": dtype}, sort_keys=True)
 
 
-def emulate_all(
-    runs: Sequence[Settings], gpu: GPU, dtype: str, file: RunFile, progress: Callable[[int], None]
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]], int]:
-    """Rows of the runs that ended well, of those that failed (settings and reason), and how many were known before."""
-    rows, failures, before = [], [], 0
-    for number, run in enumerate(runs, 1):
-        key = key_of(run, gpu, dtype)
-        if key in file.known:
-            before += 1
-        else:
-            file.add(key, **_outcome(run, gpu, dtype))
-        entry = file.known[key]
-        if "row" in entry:
-            rows.append(entry["row"])
-        else:
-            failures.append({**run, "reason": entry["failed"]})
+def collect(
+    runs: Mapping[str, Settings],
+    file: RunFile,
+    produce: Callable[[list[tuple[str, Settings]]], Iterable[Outcome]],
+    progress: Callable[[int], None],
+) -> tuple[list[Settings], list[Settings], int]:
+    """Rows of the runs that ended well, of those that failed (settings and reason), and how many were known before.
+
+    Args:
+        runs: by key.
+        file: what is known; grows by what is not.
+        produce: from keys and settings to their outcomes, one after the other.
+        progress: told how many are done.
+    """
+    missing = [(key, run) for key, run in runs.items() if key not in file.known]
+    before = len(runs) - len(missing)
+    progress(before)
+    for number, (key, content) in enumerate(produce(missing), before + 1):
+        file.add(key, **content)
         progress(number)
+    entries = [(run, file.known[key]) for key, run in runs.items()]
+    rows = [entry["row"] for _, entry in entries if "row" in entry]
+    failures = [{**run, "reason": entry["failed"]} for run, entry in entries if "row" not in entry]
     return rows, failures, before
+
+
+def emulated_outcomes(runs: Sequence[tuple[str, Settings]], gpu: GPU, dtype: str) -> Iterator[Outcome]:
+    """Outcomes of training runs on a model of the GPU."""
+    return ((key, _outcome(run, gpu, dtype)) for key, run in runs)
 
 
 def _outcome(run: Settings, gpu: GPU, dtype: str) -> dict[str, Any]:

@@ -1,0 +1,143 @@
+"""Processes that measure a sweep's runs: started, listened to, and started again where a run took them down.
+
+A crash, a hang or memory that runs out costs the run it happened in, with its reason, and no other.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from energy_lightning.app.sweep_worker import LINE, Orders
+from energy_lightning.types import DeviceError
+
+_MODULE = "energy_lightning.app.sweep_worker"
+_START_S = 300.0  # to load torch and transformers, on a slow disk too
+
+Outcome = tuple[str, dict[str, Any]]  # a run's key, and {"row": ...} or {"failed": reason}
+
+
+def measured_outcomes(
+    kind: str, runs: list[tuple[str, dict[str, Any]]], num_ranks: int, options: dict[str, Any], timeout_s: float
+) -> Iterator[Outcome]:
+    """Outcome of each of `runs`, as they end, on `num_ranks` GPUs together; none may take longer than `timeout_s`.
+
+    Raises:
+        DeviceError: the processes end before they begin a run.
+    """
+    left = list(runs)
+    while left:
+        with tempfile.TemporaryDirectory(prefix="energy_lightning-sweep-") as folder:
+            orders = Orders(kind, left, num_ranks, str(Path(folder) / "rendezvous"), options)
+            begun = False
+            with _Ranks(orders, Path(folder)) as ranks:
+                for key, content in ranks.outcomes(timeout_s):
+                    begun = True
+                    left = [run for run in left if run[0] != key]
+                    yield key, content
+            if left and not begun:
+                raise DeviceError(f"measuring on {num_ranks} GPUs cannot start: {ranks.last_words()}")
+
+
+@dataclass
+class _Ranks:
+    """The processes of one start, killed at the end of a `with` block whatever happens."""
+
+    orders: Orders
+    folder: Path
+    _processes: list[subprocess.Popen[str]] = field(default_factory=list)
+    _lines: queue.SimpleQueue[tuple[int, str | None]] = field(default_factory=queue.SimpleQueue)
+    _words: str = ""
+
+    def __enter__(self) -> _Ranks:
+        file = self.folder / "orders.json"
+        file.write_text(json.dumps(asdict(self.orders)), encoding="utf-8")
+        for rank in range(self.orders.num_ranks):
+            with (self.folder / f"stderr.{rank}").open("w", encoding="utf-8") as stderr:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", _MODULE, str(file), str(rank)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=stderr,
+                    text=True,
+                )
+            self._processes.append(process)
+            threading.Thread(target=self._listen, args=(rank, process), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+        self._words = self._read_words()
+
+    def _listen(self, rank: int, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        with process.stdout:
+            for line in process.stdout:
+                self._lines.put((rank, line))
+        self._lines.put((rank, None))
+
+    def outcomes(self, timeout_s: float) -> Iterator[Outcome]:
+        """Outcomes until every rank has ended, or until one that failed leaves the others waiting."""
+        current, ended = None, 0
+        until_s = time.monotonic() + _START_S + timeout_s
+        while ended < len(self._processes):
+            try:
+                rank, line = self._lines.get(timeout=max(until_s - time.monotonic(), 0.0))
+            except queue.Empty:
+                if current is not None:
+                    yield current, {"failed": f"took longer than timeout_s={timeout_s:g}"}
+                return
+            if line is None:
+                reason = self._why_ended(rank)
+                if reason is not None:
+                    if current is not None:
+                        yield current, {"failed": reason}
+                    return
+                ended += 1
+            elif line.startswith(LINE):
+                said = json.loads(line.removeprefix(LINE))
+                key, until_s = said.pop("key"), time.monotonic() + timeout_s
+                if "begun" in said:
+                    current = key
+                elif key == current:
+                    current = None
+                    yield key, said
+                    if "failed" in said and len(self._processes) > 1:
+                        return
+
+    def _why_ended(self, rank: int) -> str | None:
+        """None where the process ended well."""
+        code = self._processes[rank].wait()
+        if code == 0:
+            return None
+        if code < 0:
+            name = signal.Signals(-code).name
+            more = ", as hosts do that run out of memory" if name == "SIGKILL" else ""
+            return f"its process was killed by {name}{more}"
+        return f"its process ended with exit code {code}: {self._read_words()}"
+
+    def last_words(self) -> str:
+        """Last line of what the processes wrote to stderr; once the `with` block has ended."""
+        return self._words
+
+    def _read_words(self) -> str:
+        for rank in range(len(self._processes)):
+            text = (self.folder / f"stderr.{rank}").read_text(encoding="utf-8", errors="replace")
+            if lines := [line.strip() for line in text.splitlines() if line.strip()]:
+                return lines[-1][:300]
+        return "it said nothing"
