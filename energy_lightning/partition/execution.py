@@ -72,7 +72,7 @@ class StackRun:
             pending = self.forward_step(step, pending)
         if pending is not None:
             pending.launch()
-        outputs = [self._leave(index, lane) for index, lane in enumerate(self._lanes)]
+        outputs = [self.leave(index, lane) for index, lane in enumerate(self._lanes)]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def forward_step(self, step: Step, pending: Sum | None) -> Sum:
@@ -104,7 +104,8 @@ class StackRun:
         lane.h, lane.y = h, self._sum(y, step, phase)
         return lane.y
 
-    def _leave(self, index: int, lane: Lane) -> Tensor:
+    def leave(self, index: int, lane: Lane) -> Tensor:
+        """What is left after the last body of a lane: its part of the stack's output."""
         end = 2 * len(self._layers)
         inputs = lane.enter()
         lane.release_state()
