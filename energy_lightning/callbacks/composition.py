@@ -37,12 +37,14 @@ class IterationCosts:
         static_power_w: drawn while the clock is switched.
         switch_time_s: time of one change of the clock.
         emulated: the measurements come from an emulated GPU.
+        clock_locked: False: measured at the running clock, so plans leave the clock alone.
     """
 
     num_microbatches: int
     static_power_w: float
     switch_time_s: float
     emulated: bool
+    clock_locked: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,7 @@ def _frontier(
     """
     points: list[FrontierPoint] = []
     for nanobatched in (False, True):
-        parts = _parts(tasks, measured, nanobatched, wanted)
+        parts = _parts(tasks, measured, costs, nanobatched, wanted)
         if parts is not None:
             points += _composed(parts, costs)
     return _front(points)
@@ -160,7 +162,7 @@ def _front(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
 
 
 def _parts(
-    tasks: Sequence[PartitionTask], measured: Measured, nanobatched: bool, wanted: Wanted
+    tasks: Sequence[PartitionTask], measured: Measured, costs: IterationCosts, nanobatched: bool, wanted: Wanted
 ) -> list[PartProfile] | None:
     """The profiles of one mode, or None when the mode does not exist or a partition has no usable measurement."""
     members = [task for task in tasks if task.nanobatched in (nanobatched, None)]
@@ -169,7 +171,9 @@ def _parts(
     parts = []
     for task in members:
         options = [
-            PartOption(config.frequency_mhz, config.schedule, known.time_s, known.energy_j)
+            PartOption(
+                config.frequency_mhz if costs.clock_locked else None, config.schedule, known.time_s, known.energy_j
+            )
             for config, known in measured.items()
             if config.partition == task.name and known.valid and known.energy_j is not None and wanted(task, config)
         ]

@@ -15,8 +15,9 @@ from energy_lightning.callbacks.composition import (
     plan_of,
 )
 from energy_lightning.callbacks.frontier_search import FrontierSearch, SearchSettings
-from energy_lightning.callbacks.job import JobStrategy, job_of, on_rank_zero, say
+from energy_lightning.callbacks.job import JobStrategy, clock_is_controlled, job_of, on_rank_zero, say
 from energy_lightning.callbacks.spaces import partition_tasks
+from energy_lightning.device import Device, measure_switch_time_s
 from energy_lightning.frontier import FrontierPoint
 from energy_lightning.measure import AppendLog, MeasurementStore, Request, run_hash, save_plan
 from energy_lightning.search import BatchSizes, Finding
@@ -38,7 +39,8 @@ class FrontierOptimizerMixin:
         seed: equal seeds give equal searches.
         frequencies_mhz: clocks to measure; None: about 18 in the useful range of the GPU.
         sizes: batch sizes and early stop (BatchSizes or its arguments); None: those of the passes.
-        switch_time_s: time of one change of the clock, charged to plans that change it; None: the device's.
+        switch_time_s: time of one change of the clock, charged to plans that change it; None: measured when profiling
+            begins, on a real GPU whose clock may be set; else the device's.
 
     Raises (during training, on all ranks):
         BudgetError: the search is over and no plan meets the budget; names what is reachable.
@@ -62,6 +64,8 @@ class FrontierOptimizerMixin:
         self._frequencies_mhz, self._switch_time_s = frequencies_mhz, switch_time_s
         self._search: FrontierSearch | None = None  # on rank 0, while profiling
         self._restored: Mapping[str, Any] | None = None
+        self.clock_controlled = True
+        """Whether the clock of every rank's GPU may be set; else all is measured, and runs, at the running clock."""
         self._made_for: dict[str, Any] | None = None  # what `outcome` holds for, None while it may still get better
         self.outcome: Outcome | None = None
         self.history: list[dict[str, Any]] = []
@@ -113,18 +117,22 @@ class FrontierOptimizerMixin:
 
     # PartitionProfiler's side; each of these is called on every rank
 
-    def recall(self, job: JobStrategy) -> bool:
+    def recall(self, trainer: Any, job: JobStrategy) -> bool:
         """The job's shape is known: take up an earlier decision if it was made for this job, GPU and budget."""
+        self.clock_controlled = clock_is_controlled(trainer, job)
         restored, self._restored = self._restored, None
-        if restored is None or restored.get("made_for") != self._wanted(job):
+        if restored is None or on_rank_zero(trainer, lambda: self._wanted(job)) != restored.get("made_for"):
             return False
         self.outcome, self.history = outcome_from_dict(restored["outcome"]), list(restored["history"])
         self._made_for = restored["made_for"]
         return True
 
     def begin(self, trainer: Any, job: JobStrategy) -> None:
-        """Open the store and prepare the search."""
-        on_rank_zero(trainer, lambda: self._open_search(job))
+        """Open the store and prepare the search; again where the permission to set clocks was lost meanwhile."""
+        self.clock_controlled = clock_is_controlled(trainer, job)
+        note = on_rank_zero(trainer, lambda: self._open_search(job))
+        if note:
+            say(trainer, note)
 
     def requests(self, trainer: Any, limit: Callable[[int], int]) -> list[Request] | None:
         """What all ranks are to measure now; [] when the search is over, None when it is enough for this step.
@@ -146,29 +154,47 @@ class FrontierOptimizerMixin:
         """
         budget = self._budget or job.budget
         self.outcome, self.history, notes = on_rank_zero(trainer, lambda: self._decide(job, budget, early))
-        self._search, self._made_for = None, None if early else self._wanted(job)
+        self._search, self._made_for = None, None if early else on_rank_zero(trainer, lambda: self._wanted(job))
         for note in notes:
             say(trainer, note)
 
     def _wanted(self, job: JobStrategy) -> dict[str, Any]:
-        return {"run": run_hash(job.run_key()), "budget": str(self._budget or job.budget)}
+        return {"run": run_hash(self._run_key(job)), "budget": str(self._budget or job.budget)}
+
+    def _run_key(self, job: JobStrategy) -> dict[str, Any]:
+        """The job's, less clocks where another rank's cannot be set."""
+        return {**job.run_key(), **({} if self.clock_controlled else {"clock": "running"})}
 
     # on rank 0
 
-    def _open_search(self, job: JobStrategy) -> None:
+    def _open_search(self, job: JobStrategy) -> str:
+        """Returns a line for the user, or ""."""
         device, workload = job.device, job.workload
         assert device is not None  # the profiler has checked both
         assert workload is not None
         path = job.output_dir / MEASUREMENTS_FILE
-        store = MeasurementStore(path, job.run_key(), source=device.energy_source)
+        store = MeasurementStore(path, self._run_key(job), source=device.energy_source)
+        note = self._measure_switch(device)
         costs = IterationCosts(
             num_microbatches=workload.num_microbatches,
             static_power_w=device.static_power_w,
             switch_time_s=device.switch_time_s if self._switch_time_s is None else self._switch_time_s,
             emulated=device.emulated,
+            clock_locked=self.clock_controlled,
         )
-        tasks = partition_tasks(workload, device, frequencies_mhz=self._frequencies_mhz)
+        tasks = partition_tasks(workload, device, frequencies_mhz=self._frequencies_mhz, locked=self.clock_controlled)
         self._search = FrontierSearch(tasks, store, costs, self._settings)
+        return note
+
+    def _measure_switch(self, device: Device) -> str:
+        """Have the device know how long a change of its clock takes; the GPU is warm now. Returns a line, or ""."""
+        if self._switch_time_s is not None or not self.clock_controlled:
+            return ""
+        measured_s = measure_switch_time_s(device)
+        if measured_s is None:
+            return ""
+        device.switch_time_s = measured_s
+        return f"a change of the clock takes {1e3 * measured_s:.1f} ms on {device.name}"
 
     def _ask(self, limit: Callable[[int], int]) -> list[Request] | None:
         if self._search is None:
@@ -203,7 +229,7 @@ class FrontierOptimizerMixin:
         references = {label: plan_of(point) for label, point in outcome.references.items()}
         path = job.output_dir / PLAN_FILE
         try:
-            save_plan(path, outcome.plan, run=job.run_key(), budget=budget, references=references)
+            save_plan(path, outcome.plan, run=self._run_key(job), budget=budget, references=references)
         except OSError as error:
             notes.append(f"the plan cannot be written to {path} ({error}); it runs all the same")
         self.findings = self._search.findings()
@@ -215,8 +241,11 @@ def _summary(outcome: Outcome, budget: Budget) -> str:
     """One line: what was chosen, against plain execution at the highest frequency."""
     base, chosen, plan = outcome.references[MAX_FREQUENCY], outcome.chosen, outcome.plan
     label = "EMULATED, " if plan.emulated else ""
+    clocks, at = f"{plan.forward.frequency_mhz}/{plan.backward.frequency_mhz} MHz", "maximum frequency"
+    if plan.forward.frequency_mhz is None:
+        clocks = at = "the running clock"
     return (
         f"plan for {budget} ({label}per iteration and GPU): {chosen.time_s:.4g} s, {chosen.energy_j:.4g} J "
         f"({chosen.time_s / base.time_s - 1.0:+.1%} time, {chosen.energy_j / base.energy_j - 1.0:+.1%} energy against "
-        f"plain execution at maximum frequency), {plan.forward.frequency_mhz}/{plan.backward.frequency_mhz} MHz"
+        f"plain execution at {at}), {clocks}"
     )

@@ -124,6 +124,12 @@ def gather_rows(trainer: Any, values: Sequence[float]) -> list[list[float]]:
     return [row.tolist() for row in rows]
 
 
+def clock_is_controlled(trainer: Any, job: JobStrategy) -> bool:
+    """Whether the clock of every rank's GPU may be set. Collective."""
+    own = job.device is not None and job.device.can_lock_frequency
+    return all(row[0] for row in gather_rows(trainer, [float(own)]))
+
+
 def gpu_identity(device: Device | None, rank: int) -> float:
     """A number that two ranks share exactly when they use the same GPU (devices without a uuid are all different)."""
     uuid = getattr(device, "uuid", None)

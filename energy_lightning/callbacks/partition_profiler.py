@@ -17,11 +17,20 @@ from energy_lightning.callbacks.job import (
     find_callback,
     gather_rows,
     job_of,
+    report,
     say,
 )
 from energy_lightning.callbacks.progress import ProfilingProgress
-from energy_lightning.measure import EmulatedRunner, EnergyMeter, EnergyTotal, PartitionMeter, Request, WindowSettings
-from energy_lightning.measure.meter import probe_refresh_s
+from energy_lightning.callbacks.ranks import merge_ranks, row_of, why_not
+from energy_lightning.measure import (
+    ControlLostError,
+    EmulatedRunner,
+    EnergyMeter,
+    EnergyTotal,
+    PartitionMeter,
+    Request,
+    WindowSettings,
+)
 from energy_lightning.types import DeviceError, EnergyLightningError, Measurement, MeasurementError
 
 REAL_TIME_PER_STEP_S = 60.0
@@ -102,7 +111,7 @@ class PartitionProfilerMixin:
         if job is None or optimizer is None:
             return
         with degrading(lambda line: self._give_up(trainer, line), raising=(MeasurementError,)):
-            if self._num_steps == 1 and _why_not(job) is None and optimizer.recall(job):
+            if self._num_steps == 1 and self._fault(trainer, job) is None and optimizer.recall(trainer, job):
                 say(trainer, "the plan found earlier for this job is used; nothing is measured again")
                 self._finish()
             elif self._num_steps > self._warmup_steps and not self._begun:
@@ -138,9 +147,9 @@ class PartitionProfilerMixin:
 
     def _begin(self, trainer: Any, job: JobStrategy, optimizer: FrontierOptimizerMixin) -> None:
         """The warm-up is over: open everything that profiling needs, or find that it is not needed."""
-        fault = _why_not(job)
+        fault = self._fault(trainer, job)
         if fault is not None:
-            say(trainer, f"nothing is profiled: {fault}")
+            report(trainer, f"nothing is profiled: {fault}")
             self._finish()
             return
         optimizer.begin(trainer, job)
@@ -148,7 +157,13 @@ class PartitionProfilerMixin:
         self._progress = ProfilingProgress(trainer, f"Profiling on {device.name}")
         self._begun = True
 
-    def _open_meter(self, trainer: Any, job: JobStrategy) -> PartitionMeter:
+    def _fault(self, trainer: Any, job: JobStrategy) -> str | None:
+        """Why nothing can be profiled, on this rank or on another one; None where it can. Collective."""
+        fault = why_not(job)
+        faulty = [rank for rank, row in enumerate(gather_rows(trainer, [float(fault is not None)])) if row[0]]
+        return fault or (f"rank {faulty[0]} cannot; its log says why" if faulty else None)
+
+    def _open_meter(self, trainer: Any, job: JobStrategy, *, lock_clock: bool) -> PartitionMeter:
         def agree(own: bool) -> bool:
             return all(row[0] for row in gather_rows(trainer, [float(own)]))
 
@@ -157,12 +172,21 @@ class PartitionProfilerMixin:
 
         device: Any = job.device
         runner = EmulatedRunner(device) if device.emulated else getattr(job, "partition_runner")  # noqa: B009
-        refresh_s = probe_refresh_s(device) if device.energy_source == "counter" else 0.0
+        refresh_s = device.counter_refresh_s if device.energy_source == "counter" else 0.0
+        windows = replace(self._windows, lock_clock=lock_clock)
         if device.emulated and self._windows.precision is None:  # no rank waits for another
-            return PartitionMeter(device, runner, self._windows, refresh_s=refresh_s)
-        return PartitionMeter(device, runner, self._windows, refresh_s=refresh_s, agree=agree, longest=longest)
+            return PartitionMeter(device, runner, windows, refresh_s=refresh_s)
+        return PartitionMeter(device, runner, windows, refresh_s=refresh_s, agree=agree, longest=longest)
 
     def _profile(self, trainer: Any, job: JobStrategy, optimizer: FrontierOptimizerMixin) -> None:
+        try:
+            self._profile_some(trainer, job, optimizer)
+        except ControlLostError:
+            say(trainer, "clocks may not be set any more: partitions are profiled at the running clock from here on")
+            self._close_meter()
+            optimizer.begin(trainer, job)
+
+    def _profile_some(self, trainer: Any, job: JobStrategy, optimizer: FrontierOptimizerMixin) -> None:
         num_before = self.num_measured
 
         def limit(num_remaining: int) -> int:
@@ -173,7 +197,7 @@ class PartitionProfilerMixin:
             requests = optimizer.requests(trainer, limit)
             if not requests:
                 break
-            optimizer.report(trainer, requests, self._measure(trainer, job, requests))
+            optimizer.report(trainer, requests, self._measure(trainer, job, requests, optimizer.clock_controlled))
             self._show(optimizer)
         if requests is not None:
             self._say_cost(trainer, job)
@@ -193,26 +217,31 @@ class PartitionProfilerMixin:
             return ALL_THE_REST if steps_left <= 1 else max(LEAST_EMULATED_PER_STEP, even_share)
         return max(1, int(REAL_TIME_PER_STEP_S / (self._windows.window_s + self._windows.cool_down_s)))
 
-    def _measure(self, trainer: Any, job: JobStrategy, requests: Sequence[Request]) -> list[Measurement]:
+    def _measure(
+        self, trainer: Any, job: JobStrategy, requests: Sequence[Request], lock_clock: bool
+    ) -> list[Measurement]:
         """Measure on this rank's GPU and merge over ranks. A failure on one rank is raised on all."""
         assert job.device is not None
         own, fault = list[Measurement](), ""
         spent = EnergyMeter(job.device)
         spent.start()
         try:
-            self._meter = self._meter or self._open_meter(trainer, job)
+            self._meter = self._meter or self._open_meter(trainer, job, lock_clock=lock_clock)
             own = self._meter.measure_all(requests, self._rng)
         except FAILURES as error:
             fault = f"{type(error).__name__}: {error}"
         self.spent.add(spent.lap())
         spent.close()
         self.num_measured += len(requests)
-        values = [value for measurement in own for value in _row(measurement)] or [math.nan] * (3 * len(requests))
-        rows = gather_rows(trainer, [float(bool(fault)), *values])
+        values = [value for measurement in own for value in row_of(measurement)] or [math.nan] * (3 * len(requests))
+        lost = lock_clock and not job.device.can_lock_frequency
+        rows = gather_rows(trainer, [float(bool(fault)), float(lost), *values])
         failed = [rank for rank, row in enumerate(rows) if row[0]]
+        if any(row[1] for row in rows):
+            raise ControlLostError("the permission to set clocks was lost on some rank")
         if failed:
             raise DeviceError(fault or f"measuring failed on rank {failed[0]}; its log says why")
-        return merge_ranks(own, [row[1:] for row in rows])
+        return merge_ranks(own, [row[2:] for row in rows])
 
     def _say_cost(self, trainer: Any, job: JobStrategy) -> None:
         if self.num_measured:
@@ -245,47 +274,9 @@ class PartitionProfilerMixin:
         if self._progress is not None:
             self._progress.close()
             self._progress = None
+        self._close_meter()
+
+    def _close_meter(self) -> None:
         if self._meter is not None:
             self._meter.close()
             self._meter = None
-
-
-def _why_not(job: JobStrategy) -> str | None:
-    """Why nothing can be profiled, or None."""
-    if job.device is None:
-        return "there is no device to measure"
-    if job.workload is None:
-        return "the model's shape is not known (no transformer blocks recognised); give KareusStrategy a workload"
-    if job.workload.pipeline_parallel > 1:
-        return "a pipeline's stages cannot be profiled in one job; plan it with 'energy-lightning plan'"
-    if job.device.energy_source == "none":
-        return f"{job.device.name} reports no energy"
-    if not job.device.emulated and getattr(job, "partition_runner", None) is None:
-        return f"partitions cannot be run on {job.device.name} yet; time and energy of the steps are still measured"
-    return None
-
-
-def _row(measurement: Measurement) -> tuple[float, float, float]:
-    energy_j = math.nan if measurement.energy_j is None else measurement.energy_j
-    return measurement.time_s, energy_j, float(measurement.valid)
-
-
-def merge_ranks(own: Sequence[Measurement], rows: Sequence[Sequence[float]]) -> list[Measurement]:
-    """This rank's measurements with the figures of all ranks: the slowest time, the mean energy, valid if all are.
-
-    `rows` has one row a rank, (time_s, energy_j, valid) of each measurement one after the other.
-    """
-    table = np.array(rows, dtype=np.float64).reshape(len(rows), len(own), 3)
-    return [_merged(measurement, table[:, i]) for i, measurement in enumerate(own)]
-
-
-def _merged(own: Measurement, ranks: np.ndarray) -> Measurement:
-    """`ranks` is (number of ranks, 3)."""
-    failed = np.flatnonzero(ranks[:, 2] == 0.0)
-    energy_j = float(ranks[:, 1].mean())
-    return replace(
-        own,
-        time_s=float(ranks[:, 0].max()),
-        energy_j=None if math.isnan(energy_j) else energy_j,
-        invalid_reason=own.invalid_reason or (f"invalid on rank {failed[0]}" if len(failed) else None),
-    )

@@ -67,14 +67,17 @@ class PartitionTask:
         return {"frequency_mhz": config.frequency_mhz, "sm_count": schedule.sm_count, "launch": schedule.launch}
 
 
-def search_frequencies(device: Device, wanted_mhz: Sequence[int] | None = None) -> tuple[int, ...]:
+def search_frequencies(
+    device: Device, wanted_mhz: Sequence[int] | None = None, *, locked: bool = True
+) -> tuple[int, ...]:
     """The clocks worth measuring on a device, highest first; `wanted_mhz` (if any) as they are.
 
-    Without control of the clock only the one in force is left. Raises WorkloadError for clocks the device lacks.
+    Without control of the clock (here or, `locked` False, on another rank) there is one: whatever runs, named after
+    the highest, for the clock of an instant is none to come back to. Raises WorkloadError for clocks the device lacks.
     """
     known_mhz = device.frequencies_mhz
-    if not device.can_lock_frequency or not known_mhz:
-        return (device.frequency_mhz(),)
+    if not (locked and device.can_lock_frequency and known_mhz):
+        return (max(known_mhz, default=device.frequency_mhz()),)
     if wanted_mhz is not None:
         _check_clocks(wanted_mhz, device)
         return tuple(sorted(set(wanted_mhz), reverse=True))
@@ -103,13 +106,14 @@ def sm_counts(group_size: int, num_sms: int) -> tuple[int, ...]:
 
 
 def partition_tasks(
-    workload: Workload, device: Device, *, frequencies_mhz: Sequence[int] | None = None
+    workload: Workload, device: Device, *, frequencies_mhz: Sequence[int] | None = None, locked: bool = True
 ) -> tuple[PartitionTask, ...]:
     """Everything to measure for one GPU of a job without pipeline, plain execution first.
 
-    Nanobatches are left out where no collective can be hidden: half batches alone only cost time.
+    Nanobatches are left out where no collective can be hidden: half batches alone only cost time. `locked` False: at
+    the running clock only.
     """
-    clocks_mhz = search_frequencies(device, frequencies_mhz)
+    clocks_mhz = search_frequencies(device, frequencies_mhz, locked=locked)
     tasks: dict[str, PartitionTask] = {}
     for nanobatched in (False, True) if can_overlap(workload) else (False,):
         for phase in PHASES:

@@ -16,18 +16,20 @@ from energy_lightning.measure.run_key import describe_run, library_versions, run
 from energy_lightning.measure.runner import (
     UNREACHABLE,
     CallableRunner,
+    ControlLostError,
     EmulatedRunner,
     PartitionMeter,
     PartitionRunner,
     Request,
-    WindowSettings,
 )
 from energy_lightning.measure.store import MeasurementStore
+from energy_lightning.measure.window_settings import WindowSettings
 
 __all__ = [
     "UNREACHABLE",
     "AppendLog",
     "CallableRunner",
+    "ControlLostError",
     "EmulatedRunner",
     "EnergyMeter",
     "EnergyTotal",

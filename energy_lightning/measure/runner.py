@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from energy_lightning.measure.adaptive import LAP_S, Precision, WindowResult, adaptive_window
 from energy_lightning.measure.configuration import PartitionConfig
 from energy_lightning.measure.energy import WindowReading
 from energy_lightning.measure.meter import EnergyMeter
-from energy_lightning.types import DeviceError, EnergyLightningError, Measurement, Schedule
+from energy_lightning.measure.window_settings import WindowSettings
+from energy_lightning.types import DeviceError, Measurement, Schedule
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,9 +29,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 UNREACHABLE = "unreachable"
+_SETTLING_CHANGES = 2  # times of a change of the clock that pass before the first run
 _FAILURES = (ValueError, ArithmeticError, LookupError, OSError, RuntimeError)  # of devices and of torch
 Run = Callable[[int], None]  # run the prepared configuration this many times
 Request = tuple["Partition", PartitionConfig]
+
+
+class ControlLostError(DeviceError):
+    """The permission to set clocks was lost in the middle of profiling: what is known at other clocks is no use."""
 
 
 class PartitionRunner(Protocol):
@@ -93,48 +98,6 @@ class CallableRunner:
         """Nothing is held here: callables go when nobody refers to them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WindowSettings:
-    """How one configuration is measured.
-
-    Attributes:
-        window_s: length of the measuring window; the configuration is repeated to fill it. Windows under 2 s vary
-            widely on real GPUs.
-        cool_down_s: idle time after it, so that one window's heat does not raise the leakage of the next.
-        warmup_runs: executions before the window; they also tell how long one takes.
-        max_retries: further tries when the clock is not the one asked for, or the energy reading is void.
-        precision: None: every window is `window_s` long. Else it ends once half the width of the 95% confidence
-            interval of time and of energy is at most this fraction of each, `window_s` being the most.
-        least_window_s: the least length then.
-        clock_tolerance_mhz: how far the clock seen may lie from the clock asked for; half of NVIDIA's 15 MHz steps, so
-            that a neighbouring clock does not pass for the one asked for.
-    """
-
-    window_s: float = 5.0
-    cool_down_s: float = 5.0
-    warmup_runs: int = 5
-    max_retries: int = 2
-    precision: float | None = None
-    least_window_s: float = 2.0
-    clock_tolerance_mhz: int = 7
-
-    def __post_init__(self) -> None:
-        if not (0.0 < self.window_s < math.inf and 0.0 <= self.cool_down_s < math.inf):  # NaN fails too
-            raise EnergyLightningError(
-                f"need window_s > 0 and cool_down_s >= 0, both finite, got {self.window_s} and {self.cool_down_s}"
-            )
-        if not (self.precision is None or 0.0 < self.precision < 1.0) or not 0.0 < self.least_window_s < math.inf:
-            raise EnergyLightningError(
-                f"need precision None or from 0 to 1 (exclusive) and least_window_s > 0, got {self.precision}, "
-                f"{self.least_window_s}"
-            )
-        if self.warmup_runs < 1 or self.max_retries < 0 or self.clock_tolerance_mhz < 0:
-            raise EnergyLightningError(
-                "need warmup_runs >= 1, max_retries >= 0 and clock_tolerance_mhz >= 0, got "
-                f"{self.warmup_runs}, {self.max_retries}, {self.clock_tolerance_mhz}"
-            )
-
-
 class PartitionMeter:
     """Measures partition configurations on one device.
 
@@ -161,6 +124,7 @@ class PartitionMeter:
         self._device, self._runner, self._settings = device, runner, settings or WindowSettings()
         self._agree, self._longest = agree, longest
         self._meter = EnergyMeter(device, refresh_s=refresh_s)
+        self._seen_mhz, self._throttle_reasons = 0, tuple[str, ...]()  # while the last runs were under way
         self._lowest_capped_mhz: dict[str, int] = {}  # partition -> clock that was not to be had after all retries
         self.window_time_s = 0.0  # of the device's clock, inside windows
         self.cool_down_time_s = 0.0  # of the device's clock, after windows and failed tries
@@ -180,10 +144,10 @@ class PartitionMeter:
     def measure(self, partition: Partition, config: PartitionConfig) -> Measurement:
         """Measure one configuration. The clock stays locked afterwards (see `measure_all`).
 
-        A failure is a result: a clock that cannot be had after all retries, or a window that stays void, comes back
-        as a measurement with an `invalid_reason`. Where the clock cannot be had, time and energy are those of the clock
-        that the GPU ran at (`actual_mhz`). A clock known to be too high for a partition is tried once, not again and
-        again: every try costs a cool-down.
+        A failure is a result: a clock that cannot be had after all retries (the reason names what held it), or a window
+        that stays void, comes back as a measurement with an `invalid_reason`. Where the clock cannot be had, time and
+        energy are those of the clock that the GPU ran at (`actual_mhz`). A clock known to be too high for a partition
+        is tried once, not again and again: every try costs a cool-down. Raises ControlLostError.
         """
         run = self._together(lambda: self._runner.prepare(partition, config.schedule))
         self.num_measured += 1
@@ -221,13 +185,18 @@ class PartitionMeter:
 
     def _window(self, run: Run, run_time_s: float) -> WindowResult:
         settings = self._settings
+
+        def watched(num_runs: int) -> None:
+            run(num_runs)
+            self._watch_clock()
+
         if settings.precision is not None:
             num_runs = max(1, round(LAP_S / run_time_s))
             precision = Precision(settings.precision, settings.least_window_s, settings.window_s)
-            return adaptive_window(self._device, self._meter, run, num_runs, precision, self._agree)
+            return adaptive_window(self._device, self._meter, watched, num_runs, precision, self._agree)
         num_runs = max(1, math.ceil(settings.window_s / run_time_s))
         self._meter.start(synchronize=True)
-        run(num_runs)
+        watched(num_runs)
         reading = self._meter.stop(synchronize=True)
         return WindowResult(reading.time_s / num_runs, _per_run(reading, num_runs), reading)
 
@@ -245,23 +214,39 @@ class PartitionMeter:
     def _lock_and_warm_up(self, run: Run, config: PartitionConfig) -> float:
         """Lock the clock and run a few times; returns the time of one execution in s."""
         device = self._device
-        if device.can_lock_frequency:
+        if self._locks:
             device.lock_frequency(config.frequency_mhz)
+            if not device.can_lock_frequency:
+                raise ControlLostError(f"{device.name} may not be clocked any more")
+            if not device.virtual_clock:  # there the change itself takes its time
+                device.idle(_SETTLING_CHANGES * device.switch_time_s)
         run(1)  # the first one may allocate or compile
         device.synchronize()
         start_s = device.now_s()
         run(self._settings.warmup_runs)
+        self._watch_clock()
         device.synchronize()
         time_s: float = (device.now_s() - start_s) / self._settings.warmup_runs
         if not time_s > 0.0:  # NaN fails too
             raise DeviceError(f"the clock of {device.name} stood still over {self._settings.warmup_runs} runs")
         return time_s
 
+    @property
+    def _locks(self) -> bool:
+        return self._settings.lock_clock and self._device.can_lock_frequency
+
+    def _watch_clock(self) -> None:
+        """Look at the clock while the runs just given to the GPU are still under way: at rest no limit holds it."""
+        self._seen_mhz = self._device.frequency_mhz()
+        self._throttle_reasons = self._device.throttle_reasons()
+
     def _clock_fault(self, config: PartitionConfig) -> str | None:
-        actual_mhz = self._device.frequency_mhz()
-        if abs(actual_mhz - config.frequency_mhz) <= self._settings.clock_tolerance_mhz:
+        """What is wrong with the clock; nothing ever is where it is not locked: what runs is what is measured."""
+        off_mhz = abs(self._seen_mhz - config.frequency_mhz)
+        if not self._locks or off_mhz <= self._settings.clock_tolerance_mhz:
             return None
-        return f"{UNREACHABLE}: asked for {config.frequency_mhz} MHz, seen {actual_mhz} MHz"
+        why = f" ({', '.join(self._throttle_reasons)})" if self._throttle_reasons else ""
+        return f"{UNREACHABLE}: asked for {config.frequency_mhz} MHz, seen {self._seen_mhz} MHz{why}"
 
     def _result(self, config: PartitionConfig, time_s: float, energy_j: float | None, fault: str | None) -> Measurement:
         return Measurement(
@@ -269,8 +254,8 @@ class PartitionMeter:
             energy_j=energy_j,
             source=self._meter.source,
             temperature_c=self._device.temperature_c(),
-            requested_mhz=config.frequency_mhz,
-            actual_mhz=self._device.frequency_mhz(),
+            requested_mhz=config.frequency_mhz if self._locks else None,
+            actual_mhz=self._seen_mhz,
             invalid_reason=fault,
         )
 

@@ -29,10 +29,22 @@ def test_a_clock_the_gpu_lacks_is_refused_naming_the_nearest(wanted: list[int], 
         search_frequencies(device_for(LLAMA), wanted)
 
 
-def test_without_control_only_the_clock_in_force_is_measured() -> None:
+@pytest.mark.parametrize("lost_on", ["this rank", "another rank"])
+def test_without_control_only_the_running_clock_is_measured_under_one_name_however_it_moves(lost_on: str) -> None:
+    for seen_mhz in (1200, 900):
+        device = ScriptedDevice(clock_cap_mhz=seen_mhz)
+        device.can_lock_frequency = lost_on != "this rank"
+        tasks = partition_tasks(LLAMA, device, frequencies_mhz=[1200, 900], locked=lost_on != "another rank")
+        assert {config.frequency_mhz for task in tasks for config in task.fixed} == {1410}
+        assert {f for task in tasks if task.space for f in task.space.column("frequency_mhz")} == {1410}
+
+
+def test_a_gpu_that_lists_no_clocks_is_measured_at_the_one_it_shows() -> None:
     device = ScriptedDevice(clock_cap_mhz=1200)
-    device.can_lock_frequency = False
-    assert search_frequencies(device) == (1200,)
+    device.frequencies_mhz, device.can_lock_frequency = (), False
+    device.lock_frequency = None  # type: ignore[assignment, method-assign]
+    device.frequency_mhz = lambda: 1335  # type: ignore[method-assign]
+    assert search_frequencies(device) == (1335,)
 
 
 @pytest.mark.parametrize(

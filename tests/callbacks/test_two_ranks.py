@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fake_trainer import FakeStrategy, FakeTrainer, all_callbacks
 
-from energy_lightning.callbacks.partition_profiler import merge_ranks
+from energy_lightning.callbacks.ranks import merge_ranks
 from energy_lightning.types import Budget, BudgetError, DeviceError, Measurement, MeasurementError
 
 TIMEOUT_S = 20.0  # a rank that waits for ever breaks the barrier instead

@@ -110,7 +110,7 @@ def test_a_rank_whose_clock_is_capped_makes_all_of_them_try_again() -> None:
     assert [device.calls.count(("lock", 1410)) for device in devices] == [3, 3]
     assert first.counts == second.counts
     assert a.valid
-    assert b.invalid_reason == "unreachable: asked for 1410 MHz, seen 1200 MHz"
+    assert b.invalid_reason == "unreachable: asked for 1410 MHz, seen 1200 MHz (sw_power_cap)"
 
 
 def test_what_fails_on_one_rank_is_raised_on_both() -> None:

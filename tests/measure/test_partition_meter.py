@@ -41,7 +41,7 @@ def test_every_window_is_followed_by_its_cool_down() -> None:
 def test_a_clock_that_cannot_be_had_is_unreachable_after_bounded_retries() -> None:
     device = ScriptedDevice(clock_cap_mhz=1200)
     measured = meter_on(device, max_retries=3).measure(PARTITION, PartitionConfig("fwd_attn", 1410))
-    assert measured.invalid_reason == "unreachable: asked for 1410 MHz, seen 1200 MHz"
+    assert measured.invalid_reason == "unreachable: asked for 1410 MHz, seen 1200 MHz (sw_power_cap)"
     assert device.calls.count(("lock", 1410)) == 4
     assert (measured.requested_mhz, measured.actual_mhz) == (1410, 1200)
     assert measured.energy_j == pytest.approx(0.003 * (100.0 + 120.0))  # as it ran, at 1200 MHz
@@ -61,7 +61,7 @@ def test_a_clock_known_to_be_too_high_is_tried_once_and_only_for_that_partition(
 def test_the_neighbouring_clock_does_not_pass_for_the_one_asked_for() -> None:
     device = ScriptedDevice((1380, 1395, 1410), clock_cap_mhz=1395)
     measured = meter_on(device).measure(PARTITION, PartitionConfig("fwd_attn", 1410))
-    assert measured.invalid_reason == "unreachable: asked for 1410 MHz, seen 1395 MHz"
+    assert measured.invalid_reason == "unreachable: asked for 1410 MHz, seen 1395 MHz (sw_power_cap)"
 
 
 def test_a_void_window_is_measured_again() -> None:
