@@ -6,7 +6,11 @@ Additive form (12 parameters; 16 with model sizes):
       + alpha_d * output_tokens / (B^beta_d + eps_d) * TP^gamma1_d * PP^gamma2_d        decode, memory-bound
       + delta1 * TP + delta2 * PP                                                       overhead
 
-With model sizes, prefill and decode are also multiplied by activated_params_b^activated * total_params_b^total.
+With model sizes, prefill and decode are also multiplied by activated_params_b^activated * total_params_b^total. With
+crowding (ours) a fourth term grows with the batch: past the batch that a GPU serves well, requests wait for memory and
+for each other, and their energy rises again, which the published terms cannot follow:
+
+      + alpha_c * B^beta_c * TP^gamma1_c * PP^gamma2_c (* model sizes as above)        crowding
 
 Logarithmic form, for image and video workloads (6 parameters; 8 with model sizes):
 
@@ -114,18 +118,27 @@ def _workload_parameters(phase: str, level: float, beta: float, with_models: boo
     ]
 
 
+def _crowding_parameters(mean_log_batch: float, with_models: bool) -> list[Parameter]:
+    """About 2% of the energy at a typical batch size, until the table says otherwise."""
+    names = [("gamma1_c", 0.3), ("gamma2_c", 0.3), *([("activated_c", 0.5), ("total_c", 0.2)] if with_models else [])]
+    return [
+        Parameter(name="alpha_c", low=-20.0, high=20.0, mean=-4.0 - 0.5 * mean_log_batch, deviation=2.0, logged=True),
+        Parameter(name="beta_c", low=0.0, high=2.0, mean=0.5, deviation=0.3),
+        *(Parameter(name=name, low=-2.0, high=2.0, mean=mean, deviation=0.5) for name, mean in names),
+    ]
+
+
 class AdditiveForm:
     """Prefill + decode + overhead. Energies are relative to the table's geometric mean.
 
     Args:
         mean_log_batch: mean of ln(batch size), which centres the prior of alpha.
         with_models: whether the table has both columns of model sizes.
+        crowding: whether there is the term that grows with the batch.
     """
 
-    terms = ("prefill", "decode", "overhead_tp", "overhead_pp")
-
-    def __init__(self, mean_log_batch: float, with_models: bool) -> None:
-        self.with_models = with_models
+    def __init__(self, mean_log_batch: float, with_models: bool, crowding: bool = False) -> None:
+        self.with_models, self.crowding = with_models, crowding
         prefill = _workload_parameters("p", np.log(0.3) + 0.4 * mean_log_batch, 0.4, with_models)
         decode = _workload_parameters("d", np.log(0.6) + 0.8 * mean_log_batch, 0.8, with_models)
         self._size = len(prefill)
@@ -133,19 +146,23 @@ class AdditiveForm:
             Parameter(name=name, low=-14.0, high=5.0, mean=np.log(0.1), deviation=3.0, logged=True)
             for name in ("delta1", "delta2")
         ]
-        self.parameters = (*prefill, *decode, *overhead)
+        rising = _crowding_parameters(mean_log_batch, with_models) if crowding else []
+        self.parameters = (*prefill, *decode, *overhead, *rising)
 
     def _exponents(self, logs: LogColumns) -> Floats:
         names = ("tensor_parallel", "pipeline_parallel", *(MODEL_COLUMNS if self.with_models else ()))
         return np.stack([logs[name] for name in names])  # in the order of the parameters
 
     def log_terms(self, theta: Floats, logs: LogColumns) -> Floats:
-        """(4, n): prefill, decode, overhead of TP, overhead of PP."""
-        powers, batch, terms = self._exponents(logs), logs["batch_size"], []
+        """(4 or 5, n): prefill, decode, overhead of TP, overhead of PP, crowding."""
+        powers, batch, terms, end = self._exponents(logs), logs["batch_size"], [], 2 * self._size
         for start, tokens in ((0, "input_tokens"), (self._size, "output_tokens")):
             alpha, beta, eps, *exponents = theta[start : start + self._size]
             terms.append(alpha + logs[tokens] + np.asarray(exponents) @ powers - np.logaddexp(beta * batch, eps))
-        terms += [theta[-2] + logs["tensor_parallel"], theta[-1] + logs["pipeline_parallel"]]
+        terms += [theta[end] + logs["tensor_parallel"], theta[end + 1] + logs["pipeline_parallel"]]
+        if self.crowding:
+            alpha, beta, *exponents = theta[end + 2 :]
+            terms.append(alpha + beta * batch + np.asarray(exponents) @ powers)
         return np.stack(terms)
 
     def gradient(self, theta: Floats, logs: LogColumns) -> Floats:
@@ -162,12 +179,18 @@ class AdditiveForm:
             result[:, start + 1] = -share * np.exp(beta * batch - denominator) * batch
             result[:, start + 2] = -share * np.exp(eps - denominator)
             result[:, start + 3 : start + self._size] = (share * powers).T
-        result[:, -2:] = shares[2:].T
+        end = 2 * self._size
+        result[:, end : end + 2] = shares[2:4].T
+        if self.crowding:
+            result[:, end + 2] = shares[4]
+            result[:, end + 3] = shares[4] * batch
+            result[:, end + 4 :] = (shares[4] * powers).T
         return result
 
     def inert(self, varies: Mapping[str, bool]) -> dict[str, float]:
         """Exponents of columns that do not vary; one overhead where neither parallelism varies; see `Form.inert`."""
         fixed: dict[str, float] = {}
+        phases = ("p", "d", "c") if self.crowding else ("p", "d")
         for column, name in (
             ("tensor_parallel", "gamma1"),
             ("pipeline_parallel", "gamma2"),
@@ -175,9 +198,10 @@ class AdditiveForm:
             ("total_params_b", "total"),
         ):
             if not varies.get(column, False) and (self.with_models or column not in MODEL_COLUMNS):
-                fixed |= {f"{name}_p": 0.0, f"{name}_d": 0.0}
+                fixed |= {f"{name}_{phase}": 0.0 for phase in phases}
         if not varies["batch_size"]:
             fixed |= {"beta_p": 0.0, "beta_d": 0.0, "eps_p": np.log(1e-3), "eps_d": np.log(1e-3)}
+            fixed |= {"alpha_c": _ZERO_LOG, "beta_c": 0.0} if self.crowding else {}
         if not (varies["tensor_parallel"] or varies["pipeline_parallel"]):
             fixed["delta2"] = _ZERO_LOG
         if not (varies["batch_size"] or varies["input_tokens"]):
@@ -187,8 +211,6 @@ class AdditiveForm:
 
 class LogarithmicForm:
     """One term that grows with the logarithm of output per input token and GPU. Energies relative to their mean."""
-
-    terms = ("total",)
 
     def __init__(self, mean_log_batch: float, with_models: bool) -> None:
         self.with_models = with_models
@@ -239,4 +261,12 @@ class LogarithmicForm:
         return fixed if any(varies[name] for name in inside) else fixed | {"c1": 0.0, "c2_minus_1": 0.0}
 
 
-FORMS: dict[str, Callable[[float, bool], Form]] = {"additive": AdditiveForm, "logarithmic": LogarithmicForm}
+def _crowded(mean_log_batch: float, with_models: bool) -> Form:
+    return AdditiveForm(mean_log_batch, with_models, crowding=True)
+
+
+FORMS: dict[str, Callable[[float, bool], Form]] = {
+    "additive": AdditiveForm,
+    "crowded": _crowded,
+    "logarithmic": LogarithmicForm,
+}

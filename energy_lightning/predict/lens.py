@@ -55,6 +55,8 @@ class EnergyLens(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[misc] 
         form: "additive" (language models) or "logarithmic" (image and video).
         method: "robust" (loss on log ratios, weak priors) or "published" (percentage error, no priors).
         model_effects: with model sizes, also one factor per pair of sizes, shrunk towards 1 (random effect).
+        crowding: with model sizes, also a term that grows with the batch (see `forms`). One model's few rows tell it
+            badly, and it then spoils what is said of larger batches.
         num_starts: starts of the optimiser.
         seed: of the starts and of the resampling; equal seeds give equal results.
 
@@ -74,12 +76,14 @@ class EnergyLens(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[misc] 
         form: Literal["additive", "logarithmic"] = "additive",
         method: Literal["robust", "published"] = "robust",
         model_effects: bool = True,
+        crowding: bool = True,
         num_starts: int = 6,
         seed: int = 0,
     ) -> None:
         self.form = form
         self.method = method
         self.model_effects = model_effects
+        self.crowding = crowding
         self.num_starts = num_starts
         self.seed = seed
 
@@ -104,9 +108,10 @@ class EnergyLens(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[misc] 
         self.notes_ = [*([units] if units else []), *report.notes(varies)]
         self.level_ = float(np.log(energy).mean())
         self.fallback_ = _reason_to_fall_back(len(energy), varies)
-        self.form_: Form = FORMS[self.form](
-            float(np.log(columns["batch_size"]).mean()), all(name in columns for name in MODEL_COLUMNS)
-        )
+        pooled = all(name in columns for name in MODEL_COLUMNS)
+        crowded = pooled and self.crowding and self.form == "additive" and self.method == "robust"
+        form = "crowded" if crowded else self.form
+        self.form_: Form = FORMS[form](float(np.log(columns["batch_size"]).mean()), pooled)
         self.effects_ = Effects.none()
         self._draws: dict[int, list[Floats]] = {}
         if self.fallback_:
@@ -187,7 +192,10 @@ class EnergyLens(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[misc] 
         return self._draws[num_draws]
 
     def explain(self, table: Any) -> Any:
-        """A DataFrame: joules of each row by term (prefill_j, decode_j, overhead_j), adding up to the prediction."""
+        """A DataFrame: joules of each row by term, adding up to the prediction.
+
+        prefill_j, decode_j, overhead_j, with several models crowding_j; total_j for the logarithmic form.
+        """
         import pandas
 
         columns = self._checked(table)

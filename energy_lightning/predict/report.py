@@ -14,7 +14,7 @@ def natural_parameters(form: Form, theta: Floats, level: float, shifts: Mapping[
     """Name -> value in joules and the columns' own units; what centring moved into alpha, delta and c1 moves back."""
     values = dict(zip((parameter.name for parameter in form.parameters), theta.tolist(), strict=True))
     logged = {parameter.name for parameter in form.parameters if parameter.logged}
-    for phase, tokens in (("_p", "input_tokens"), ("_d", "output_tokens"), ("", None)):
+    for phase, tokens in (("_p", "input_tokens"), ("_d", "output_tokens"), ("_c", None), ("", None)):
         if f"alpha{phase}" in values:
             moved = level - (shifts.get(tokens, 0.0) if tokens else 0.0)
             for name, column in (("activated", MODEL_COLUMNS[0]), ("total", MODEL_COLUMNS[1])):
@@ -35,7 +35,8 @@ def named_terms(form: Form, terms: Floats) -> dict[str, Floats]:
     """Joules (n,) of each term; the two overheads of the additive form as one."""
     if len(terms) == 1:
         return {"total_j": terms[0]}
-    return {"prefill_j": terms[0], "decode_j": terms[1], "overhead_j": terms[2] + terms[3]}
+    named = {"prefill_j": terms[0], "decode_j": terms[1], "overhead_j": terms[2] + terms[3]}
+    return named | ({"crowding_j": terms[4]} if len(terms) > 4 else {})
 
 
 def notes(varies: Mapping[str, bool]) -> list[str]:
@@ -50,7 +51,12 @@ def notes(varies: Mapping[str, bool]) -> list[str]:
 
 
 def _factor(column: str, exponent: float, digits: int) -> str:
-    return f" * {column}^{exponent:.{digits}g}"
+    return f" * {column}^{_rounded(exponent, digits)}"
+
+
+def _rounded(exponent: float, digits: int) -> str:
+    """Exponents at their lowest bound are 0 but for rounding."""
+    return "0" if abs(exponent) < 1e-9 else f"{exponent:.{digits}g}"
 
 
 def _powers(values: Mapping[str, float], left_out: set[str], suffix: str, digits: int) -> str:
@@ -71,7 +77,7 @@ def _workload_term(values: Mapping[str, float], left_out: set[str], phase: str, 
     tokens = {"p": "input_tokens", "d": "output_tokens"}[phase]
     text = f"{values[f'alpha_{phase}']:.{digits}g} * {tokens}"
     if f"beta_{phase}" not in left_out:
-        text += f" / (batch_size^{values[f'beta_{phase}']:.{digits}g} + {values[f'eps_{phase}']:.{digits}g})"
+        text += f" / (batch_size^{_rounded(values[f'beta_{phase}'], digits)} + {values[f'eps_{phase}']:.{digits}g})"
     return text + _powers(values, left_out, f"_{phase}", digits)
 
 
@@ -88,5 +94,8 @@ def formula(form: Form, values: Mapping[str, float], left_out: set[str], digits:
         terms = [_workload_term(values, left_out, phase, digits) for phase in "pd" if f"alpha_{phase}" not in left_out]
         overheads = (("delta1", "tensor_parallel"), ("delta2", "pipeline_parallel"))
         terms += [f"{values[name]:.{digits}g} * {column}" for name, column in overheads if name not in left_out]
+        if "alpha_c" in values and "alpha_c" not in left_out:
+            rising = _factor("batch_size", values["beta_c"], digits) + _powers(values, left_out, "_c", digits)
+            terms.append(f"{values['alpha_c']:.{digits}g}{rising}")
         text = "E = " + "\n  + ".join(terms)
     return text + ("\n  all times the model's factor" if with_effects else "")

@@ -101,6 +101,37 @@ def test_pooled_models_have_exponents_and_a_factor_each() -> None:
     assert factors[14.0] / np.sqrt(factors[4.0] * factors[70.0]) > 1.15
 
 
+def crowded(num_rows: int, seed: int) -> tuple[pd.DataFrame, np.ndarray]:
+    """Three models whose energy falls with the batch size and rises again, and 2% noise."""
+    rng = np.random.default_rng(seed)
+    batch, total = rng.choice([16, 64, 128, 256, 512, 1024, 2048], num_rows), rng.choice([3.0, 13.0, 70.0], num_rows)
+    energy = total**0.8 * (300.0 / batch**0.9 + 2.0 + 0.15 * batch**0.5) * np.exp(0.02 * rng.normal(size=num_rows))
+    return pd.DataFrame({"batch_size": batch, "total_params_b": total, "activated_params_b": total}), energy
+
+
+def test_energy_that_rises_again_with_the_batch_is_followed_where_models_are_pooled() -> None:
+    table, energy = crowded(60, 0)
+    new, truth = crowded(200, 1)
+    lens = EnergyLens().fit(table, energy)
+    assert mape_pct(truth, lens.predict(new)) < 4.0
+    assert mape_pct(truth, EnergyLens(crowding=False).fit(table, energy).predict(new)) > 8.0
+    predicted = {size: lens.predict(new[new.batch_size == size]).mean() for size in (16, 256, 2048)}
+    assert predicted[16] > predicted[256] < predicted[2048]
+    split = lens.explain(new)
+    assert split["crowding_j"].to_numpy()[new.batch_size == 2048].min() > 0.0
+    assert split.sum(axis=1).to_numpy() == pytest.approx(lens.predict(new))
+    assert "crowding_j" not in EnergyLens().fit(table[["batch_size"]], energy).explain(table[["batch_size"]])
+
+
+def test_the_printed_formula_of_pooled_models_is_the_prediction_but_for_their_factors() -> None:
+    table, energy = crowded(60, 0)
+    lens = EnergyLens(model_effects=False).fit(table, energy)
+    text = lens.formula(digits=12).removeprefix("E = ").replace("^", "**").replace("\n", "")
+    ones = {name: 1.0 for name in ("input_tokens", "output_tokens", "tensor_parallel", "pipeline_parallel")}
+    names = ones | {column: table[column].to_numpy(float) for column in table}
+    assert eval(text, {}, names) == pytest.approx(lens.predict(table), rel=1e-8)
+
+
 def test_select_is_the_least_prediction_within_the_limit() -> None:
     table, energy = measured(40)
     table["latency_s"] = np.random.default_rng(1).uniform(1.0, 9.0, 40)
