@@ -165,7 +165,7 @@ class PowerLimitOptimizerMixin:
         """Give the earlier limit back."""
         if self.sweeping and self._planner is not None:
             say(trainer, self._planner.unfinished())
-        self._close()
+        self._give_back()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Give the earlier limit back."""
@@ -203,11 +203,8 @@ class PowerLimitOptimizerMixin:
 
     def _begin(self, trainer: Any, pl_module: Any, batch: Any) -> Order:
         assert self.monitored is not None
-        self._begun, rank, self._gpu = (
-            True,
-            trainer.global_rank,
-            gpu_identity(self.monitored.device, trainer.global_rank),
-        )
+        rank, self._begun = trainer.global_rank, True
+        self._gpu = gpu_identity(self.monitored.device, rank)
         facts = gather_objects(trainer, gather_facts(self.monitored.device, self._gpu))
         emulated = self.monitored.device.emulated  # ranks emulate a device each
         self._sets = emulated or all(one.gpu != self._gpu for one in facts[:rank])
@@ -225,7 +222,7 @@ class PowerLimitOptimizerMixin:
 
     def _end_window(self, trainer: Any) -> Order:
         assert self._window is not None
-        self._window.pause(trainer.global_step)
+        self._window.add_up(trainer.global_step)
         rows = gather_objects(trainer, self._window.row(self._gpu))
 
         def judge() -> Order:
@@ -280,19 +277,20 @@ class PowerLimitOptimizerMixin:
 
     def _give_up(self, trainer: Any, line: str) -> None:
         say(trainer, f"the power limit is left as it was, training goes on: {line}")
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """The earlier limit comes back; the device stays open for others. Idempotent."""
         self.sweeping = False
         self._close_window()
         self._restore()
 
     def _close(self) -> None:
         """Idempotent."""
-        self.sweeping = False
-        self._close_window()
-        if self.monitored is not None:
-            self._restore()
-            if self.monitored.owned:
-                self._device.close()
-            self.monitored = None
+        self._give_back()
+        if self.monitored is not None and self.monitored.owned:
+            self._device.close()
+        self.monitored = None
 
 
 def _run_folder(trainer: Any) -> Path:

@@ -74,10 +74,15 @@ class PowerWindow:
 
     def pause(self, step: int) -> None:
         """A piece ends; the next optimizer step will be number `step`."""
+        self.add_up(step)
+        self._from_step = None
+
+    def add_up(self, step: int) -> None:
+        """Count what the open piece has measured so far; it goes on (for a slow counter still as one piece)."""
         if self._from_step is None:
             return
         self._num_steps += step - self._from_step
-        self._from_step = None
+        self._from_step = step
         try:
             self._device.synchronize()
             reading = None if self._meter is None else self._meter.lap()
