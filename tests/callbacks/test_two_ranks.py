@@ -59,6 +59,7 @@ def run_two_ranks(
 ) -> tuple[list[FakeTrainer], list[BaseException | None], Group]:
     monkeypatch.setattr("energy_lightning.callbacks.partition_profiler.gather_rows", gather)
     monkeypatch.setattr("energy_lightning.callbacks.energy_monitor.gather_rows", gather)
+    monkeypatch.setattr("energy_lightning.callbacks.job.gather_rows", gather)
     group, errors = Group(), list[BaseException | None]([None, None])
     trainers = []
     for rank in range(2):
