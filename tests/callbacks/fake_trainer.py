@@ -28,6 +28,20 @@ SMALL = {"initial": 12, "batch": 8, "num_batches": 1}
 CLOCKS_MHZ = (1410, 1200, 990)
 
 
+class RefusingDevice(EmulatedDevice):
+    """May be clocked so many times; from then on it says nothing and changes nothing, as the protocol has it."""
+
+    def __init__(self, num_permitted: int) -> None:
+        super().__init__(GPU.load("a100-sxm4-40gb"), WORKLOAD)
+        self.num_permitted, self.can_lock_frequency = num_permitted, num_permitted > 0
+
+    def lock_frequency(self, frequency_mhz: int) -> None:
+        self.num_permitted -= 1
+        self.can_lock_frequency = self.num_permitted >= 0
+        if self.can_lock_frequency:
+            super().lock_frequency(frequency_mhz)
+
+
 class FakeStrategy:
     """One rank of the job: broadcasts to itself, accounts for the plan in force."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_trainer import FakeStrategy, FakeTrainer, all_callbacks
+from fake_trainer import FakeStrategy, FakeTrainer, RefusingDevice, all_callbacks
 
 from energy_lightning.callbacks.ranks import merge_ranks
 from energy_lightning.types import Budget, BudgetError, DeviceError, Measurement, MeasurementError
@@ -133,6 +133,25 @@ def test_a_monitor_that_fails_on_one_rank_keeps_nobody_waiting(tmp_path: Path, m
     first, second = (trainer.callbacks[0].total for trainer in trainers)
     assert first == second
     assert not first.complete
+
+
+@pytest.mark.parametrize("after", [0, 40], ids=["never had", "lost while profiling"])
+def test_without_the_permission_to_clock_one_gpu_both_are_profiled_at_the_running_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    def refuse_rank_one(trainer: FakeTrainer) -> None:
+        if trainer.global_rank == 1:
+            trainer.strategy.device = RefusingDevice(after)
+
+    trainers, errors, group = run_two_ranks(tmp_path, monkeypatch, prepare=refuse_rank_one)
+    assert errors == [None, None]
+    assert group.num_collectives[0] == group.num_collectives[1]
+    for trainer in trainers:
+        assert trainer.callbacks[2].plan.forward.frequency_mhz is None
+        assert trainer.forward_mhz[-1] == trainer.backward_mhz[-1] == 1410
+    said = [line for line in trainers[0].lightning_module.lines if "at the running clock" in line]
+    assert len(said) == (2 if after else 1)  # the plan's own line, and that the permission was lost
+    assert "plain execution at the running clock" in said[-1]
 
 
 @pytest.mark.parametrize(("problem", "expected"), [("budget", BudgetError), ("file", MeasurementError)])
