@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from energy_lightning.device.nvml_emulator.client.signatures import SIGNATURES
 from energy_lightning.device.nvml_emulator.products import PRODUCTS, Product
@@ -73,28 +75,24 @@ class EmulatedBoard:
     fail_after: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if unknown := sorted(set(self.permissions) - set(PERMISSIONS)):
-            raise DeviceError(
-                f"unknown permission {unknown[0]!r} of an emulated board; known: {', '.join(PERMISSIONS)}"
-            )
+        check_permissions(self.permissions)
         for name in (*self.errors, *self.fail_after):
-            if name not in SIGNATURES:
-                raise DeviceError(f"the emulated NVML has no function {name!r} to fail; known: {', '.join(SIGNATURES)}")
+            check_function(name)
         spans = {"counter_refresh_s": self.counter_refresh_s, "clock_lag_s": self.clock_lag_s}
         for name, value in {**spans, "average_s": self.average_s, "counter_j": self.counter_j}.items():
             if value is not None and not 0.0 <= value < float("inf"):
                 raise DeviceError(f"{name} of an emulated board must be a number >= 0, got {value!r}")
         least_w, most_w = self.limits_w
-        for name, limit_w in {"power_limit_w": self.start_limit_w, "default_limit_w": self.shipped_limit_w}.items():
+        for name, limit_w in {"default_limit_w": self.shipped_limit_w, "power_limit_w": self.start_limit_w}.items():
             if not 0.0 < least_w <= limit_w <= most_w:
                 raise DeviceError(f"{name} must be within {least_w:g} to {most_w:g} W (limit_range_w), got {limit_w!r}")
 
-    @property
+    @cached_property
     def model(self) -> GPU:
         """The GPU model; DeviceError if it is unknown."""
         return self.gpu if isinstance(self.gpu, GPU) else GPU.load(self.gpu)
 
-    @property
+    @cached_property
     def product(self) -> Product:
         """What NVML tells about the product; that of an A100 for models that are not packaged."""
         return PRODUCTS.get(self.model.name, Product())
@@ -109,7 +107,7 @@ class EmulatedBoard:
         """Power limit in W when the emulator starts."""
         return self.shipped_limit_w if self.power_limit_w is None else self.power_limit_w
 
-    @property
+    @cached_property
     def limits_w(self) -> tuple[float, float]:
         """Least and highest power limit that can be set, in W."""
         power = self.model.power
@@ -126,7 +124,7 @@ class EmulatedBoard:
         """nvmlDeviceArchitecture_t."""
         return self.product.architecture if self.architecture is None else self.architecture
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Product name as NVML gives it."""
         return f"NVIDIA {self.model.display_name}"
@@ -142,3 +140,17 @@ class EmulatedBoard:
     def pci_bus_id_at(self, index: int) -> str:
         """PCI bus id, domain:bus:device.function, of the board at `index` of its machine."""
         return self.pci_bus_id or f"00000000:{7 + 8 * index:02X}:00.0"
+
+
+def check_permissions(permissions: Sequence[str]) -> None:
+    """DeviceError naming the first that is none."""
+    if unknown := [name for name in permissions if name not in PERMISSIONS]:
+        raise DeviceError(f"unknown permission {unknown[0]!r} of a board; known: {', '.join(PERMISSIONS)}")
+
+
+def check_function(name: str) -> None:
+    """DeviceError naming near ones unless the C function `name` is served."""
+    if name not in SIGNATURES:
+        near = difflib.get_close_matches(name, SIGNATURES, n=3)
+        hint = f"did you mean {', '.join(near)}?" if near else "give the C name, e.g. nvmlDeviceSetGpuLockedClocks"
+        raise DeviceError(f"the emulated NVML has no function {name!r}; {hint}")

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from energy_lightning.device.nvml_emulator.board import PERMISSIONS, EmulatedBoard
+from energy_lightning.device.nvml_emulator.board import EmulatedBoard, check_function, check_permissions
 from energy_lightning.device.nvml_emulator.client.codes import Code, Fault
 from energy_lightning.device.nvml_emulator.client.signatures import SIGNATURES
 from energy_lightning.device.nvml_emulator.clocks import CLOCKS, REASONS
@@ -183,15 +183,13 @@ class EmulatedDriver:
 
     def permit(self, index: int, *permissions: str) -> None:
         """From now on the user may set these, of "sm_clock", "memory_clock", "power_limit", "persistence"; no other."""
-        if unknown := sorted(set(permissions) - set(PERMISSIONS)):
-            raise DeviceError(f"unknown permission {unknown[0]!r}; known: {', '.join(PERMISSIONS)}")
+        check_permissions(permissions)
         with self._lock:
             self._now(index).permissions = frozenset(permissions)
 
     def fail(self, index: int, function: str, code: int, after: int = 0) -> None:
         """From now on the C function works `after` times and then ends with `code`; code 0: it works again."""
-        if function not in SIGNATURES:
-            raise DeviceError(f"the emulated NVML has no function {function!r}; known: {', '.join(SIGNATURES)}")
+        check_function(function)
         with self._lock:
             self._now(index).fail(function, after, int(code))
 

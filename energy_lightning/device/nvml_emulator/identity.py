@@ -74,6 +74,8 @@ IDENTITY: Mapping[str, Serve] = {
     "nvmlDeviceGetArchitecture": lambda live: (live.board.nvml_architecture,),
     "nvmlDeviceGetBrand": _brand,
     "nvmlDeviceGetCudaComputeCapability": lambda live: live.board.product.compute_capability,
+    "nvmlDeviceGetNumGpuCores": lambda live: (live.board.model.num_sms * live.board.product.sm_cores,),
+    "nvmlDeviceGetAttributes_v2": _none_supported,  # of slices only
     "nvmlDeviceGetMemoryInfo": lambda live: (_memory(live),),
     "nvmlDeviceGetMemoryInfo_v2": lambda live: ({**_memory(live), "reserved": 0},),
     "nvmlDeviceGetC2cModeInfoV": _none_supported,  # no superchips here
@@ -98,14 +100,21 @@ def _slice_memory(live: LiveBoard) -> tuple[dict[str, int]]:
     return ({"total": total, "free": total, "used": 0},)
 
 
+def _slice_attributes(live: LiveBoard, part: int) -> tuple[dict[str, int]]:
+    ones = {"sharedCopyEngineCount": 1, "gpuInstanceSliceCount": 1, "computeInstanceSliceCount": 1}
+    memory_mb = _slice_memory(live)[0]["total"] >> 20
+    return ({"multiprocessorCount": live.board.product.slice_sms, "memorySizeMB": memory_mb, **ones},)
+
+
 def _slice_name(live: LiveBoard) -> str:
-    return f"{live.board.name} MIG 1g.{live.board.model.memory_bytes / 8e9:.0f}gb"
+    return f"{live.board.name} MIG 1g.{live.board.model.memory_bytes // 8e9:.0f}gb"
 
 
 SLICES: Mapping[str, Serve] = {
     "nvmlDeviceGetName": lambda live, part: (_slice_name(live),),
     "nvmlDeviceGetUUID": lambda live, part: (live.board.mig_uuids[part],),
     "nvmlDeviceIsMigDeviceHandle": lambda live, part: (1,),
+    "nvmlDeviceGetAttributes_v2": _slice_attributes,
     "nvmlDeviceGetMemoryInfo": lambda live, part: _slice_memory(live),
     "nvmlDeviceGetGpuInstanceId": lambda live, part: (part + 7,),
     "nvmlDeviceGetComputeInstanceId": lambda live, part: (0,),

@@ -37,6 +37,8 @@ SIGNATURES = {
     "nvmlDeviceGetArchitecture": "handle out",
     "nvmlDeviceGetBrand": "handle out",
     "nvmlDeviceGetCudaComputeCapability": "handle out out",
+    "nvmlDeviceGetNumGpuCores": "handle out",
+    "nvmlDeviceGetAttributes_v2": "handle struct",
     "nvmlDeviceGetMemoryInfo": "handle struct",
     "nvmlDeviceGetMemoryInfo_v2": "handle struct",
     "nvmlDeviceGetC2cModeInfoV": "handle struct",
