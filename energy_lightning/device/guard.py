@@ -122,18 +122,25 @@ class HardwareGuard:
         """Around the call that changes a setting: recorded before, and no restore comes in between.
 
         Arguments and errors as of `before_change`. Set `refused` of the yielded Change where the device refused, so
-        that nothing is recorded as changed, and `applied` to the power limit that it reports. Any other error keeps the
-        record: giving back what was not changed is harmless.
+        that nothing is recorded as changed, and `applied` to the power limit that it reports. An error other than
+        DeviceError (KeyboardInterrupt) keeps the record: giving back what was not changed is harmless.
         """
         with self._lock:
             first = (uuid, setting) not in self._undo
             self.before_change(uuid, setting, previous)
             change = Change()
-            yield change
-            if change.refused and first:
-                self._drop(uuid, setting)
-            elif change.applied is not None:
-                self.after_change(uuid, setting, change.applied)
+            try:
+                yield change
+            except DeviceError:
+                self._settle(uuid, setting, change, first=first)
+                raise
+            self._settle(uuid, setting, change, first=first)
+
+    def _settle(self, uuid: str, setting: Setting, change: Change, *, first: bool) -> None:
+        if change.refused and first:
+            self._drop(uuid, setting)
+        elif change.applied is not None:
+            self.after_change(uuid, setting, change.applied)
 
     def before_change(self, uuid: str, setting: Setting, previous: Previous) -> None:
         """Record what a setting was; call before every change of it, the first call counts.
@@ -201,6 +208,7 @@ class HardwareGuard:
             for lease in self._leases.values():
                 with suppress(OSError):
                     lease.release()
+                self._say(*lease.state.said)
             self._leases.clear()
             self._watchdog.close()
             self._exits.unregister(self.close)

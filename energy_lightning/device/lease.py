@@ -11,7 +11,6 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -92,10 +91,10 @@ class Lease:
         return give_back(self.state, undo, holder=self._holder, control=self._control, is_alone=self._is_alone)
 
     def release(self) -> None:
-        """Let the GPU go. Raises OSError."""
+        """Let the GPU go; the last rank gives back what others changed. Raises OSError."""
         try:
             with self.state.transaction():
-                leave(self.state, self._holder)
+                leave(self.state, self._holder, self._control, self._is_alone)
                 if self._descriptor is not None:
                     fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also for children that hold a copy
         finally:
@@ -154,16 +153,16 @@ def give_back(
         return line
 
 
-def leave(state: GpuState, holder: str) -> None:
-    """Take a holder out of the record, in a transaction; the last one removes it unless something is left to undo."""
+def leave(state: GpuState, holder: str, control: GpuControl, is_alone: Callable[[], bool]) -> None:
+    """Take a holder out of the record, in a transaction; the last one gives back whatever the record tells."""
     record = state.read()
-    if record is None:
+    if record is None or holder not in record.holders:
         return
-    record = replace(record, holders=tuple(other for other in record.holders if other != holder))
-    if record.holders or record.undo:
-        state.write(record)
+    others = tuple(other for other in record.holders if other != holder)
+    if others and not is_alone():
+        state.write(replace(record, holders=others))
     else:
-        state.remove()
+        _undo_all(state, record, control)
 
 
 def end_holder(
@@ -174,31 +173,34 @@ def end_holder(
     Args:
         folder: the state directory; None: the holder had none.
         holder: its name in the records.
-        undone: what it changed.
+        undone: what it changed; counts where there is no record.
         control: how settings are changed.
         timeout_s: how long to wait for the leases of processes that may be dying too.
 
     Returns lines for people; what could not be given back stays in the records.
     """
     said: list[str] = []
-    states: dict[str, GpuState] = {}
+    by_gpu: dict[str, list[Undo]] = {}
     for undo in undone:
-        try:
-            if folder is None:
-                line = control.apply(undo)
-            else:
-                state = states.setdefault(undo.uuid, GpuState(folder, undo.uuid))
-                alone = partial(_becomes_alone, state, timeout_s)
-                line = give_back(state, undo, holder=holder, control=control, is_alone=alone)
-        except UndoError as error:
-            line = str(error)
-        except OSError as error:  # no records: what the holder said must do
-            line = control.apply(undo) or f"{undo}: as before, without a record ({error})"
-        said += [line] if line else []
-    for state in states.values():
-        with suppress(OSError), state.transaction():
-            leave(state, holder)
-    return said + [line for state in states.values() for line in state.said]
+        by_gpu.setdefault(undo.uuid, []).append(undo)
+    for uuid, changed in by_gpu.items():
+        state = None if folder is None else GpuState(folder, uuid)
+        if state is None or not _end_recorded(state, holder, control, timeout_s):
+            for undo in changed:
+                said += _apply(control, undo)[1]
+        said += [] if state is None else state.said
+    return said
+
+
+def _end_recorded(state: GpuState, holder: str, control: GpuControl, timeout_s: float) -> bool:
+    """Whether there was a record to go by."""
+    try:
+        with state.transaction():
+            known = state.read() is not None
+            leave(state, holder, control, partial(_becomes_alone, state, timeout_s))
+            return known
+    except OSError:
+        return False
 
 
 def _becomes_alone(state: GpuState, timeout_s: float) -> bool:
@@ -220,24 +222,36 @@ def repair(state: GpuState, control: GpuControl) -> GpuRecord | None:
     record = state.read()
     if record is None:
         return None
+    ended = f"job {record.job}, begun {record.since}, ended without giving this GPU back"
+    return _undo_all(state, record, control.through(record.zeusd_socket), ended)
+
+
+def _undo_all(state: GpuState, record: GpuRecord, control: GpuControl, ended: str = "") -> GpuRecord | None:
+    """Undo a record that nobody alive needs; `ended`: what to say of each setting. Returns what is left of it."""
     restarted = record.boot != boot_id()
-    control = control if record.zeusd_socket is None else GpuControl(zeusd_socket=record.zeusd_socket)
     for undo in record.undo:
-        try:
-            line = control.apply(undo, restarted=restarted)
-        except AbsentGpuError:
-            continue
-        except UndoError as error:
-            state.said.append(f"job {record.job}, begun {record.since}, ended without giving back: {error}")
-            continue
-        record = record.without(undo.setting)
-        state.said.append(line or f"{undo}: as before job {record.job}, begun {record.since}, which ended unexpectedly")
+        done, lines = _apply(control, undo, restarted=restarted)
+        if done:
+            record = record.without(undo.setting)
+            lines = lines or ([f"{ended}; now {undo}"] if ended else [])
+        state.said += lines
     record = replace(record, holders=())
     if record.undo:
         state.write(record)
         return record
     state.remove()
     return None
+
+
+def _apply(control: GpuControl, undo: Undo, *, restarted: bool = False) -> tuple[bool, list[str]]:
+    """Whether nothing is left to do, and lines for people."""
+    try:
+        line = control.apply(undo, restarted=restarted)
+    except AbsentGpuError:  # a folder that machines share holds records of GPUs elsewhere
+        return False, []
+    except UndoError as error:
+        return False, [str(error)]
+    return True, [] if line is None else [line]
 
 
 def repair_all(folder: Path, control: GpuControl, *, but: str) -> list[str]:

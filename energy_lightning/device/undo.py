@@ -74,7 +74,7 @@ class Undo:
         ):
             raise ValueError(
                 f"an undo record is a uuid, one of {', '.join(get_args(Setting))} and what it was (W, or a range in "
-                f"MHz or nothing); got {self}"
+                f"MHz or nothing); got {self!r}"
             )
 
     def __str__(self) -> str:
@@ -105,6 +105,10 @@ class GpuControl:
     def __init__(self, nvml: Any = None, zeusd_socket: str | None = None) -> None:
         self.zeusd_socket = zeusd_socket
         self._nvml = nvml
+
+    def through(self, zeusd_socket: str | None) -> GpuControl:
+        """The same, through a Zeus daemon or through NVML."""
+        return GpuControl(self._nvml, zeusd_socket)
 
     def apply(self, undo: Undo, *, restarted: bool = False) -> str | None:
         """Give one setting back; doing it twice is harmless.
