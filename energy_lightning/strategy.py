@@ -23,6 +23,7 @@ from energy_lightning.strategy_parts.default_callbacks import (
     check_callbacks_with_sharding,
 )
 from energy_lightning.strategy_parts.job import Job, own_workload
+from energy_lightning.strategy_parts.real_runner import RealRunner
 from energy_lightning.strategy_parts.settings import DEFAULT_GPU, KareusSettings, check_ddp_options
 from energy_lightning.types import Budget, Plan, PlanError, Schedule, StrategyError
 from energy_lightning.workload import Workload
@@ -93,6 +94,7 @@ class KareusMixin(_Base):
         check_ddp_options(ddp_options, type(self))
         super().__init__(**{"bucket_cap_mb": _DEFAULT_BUCKET_CAP_MB, **ddp_options})
         self._job: Job | None = None
+        self._runner: RealRunner | None = None
         self._output_dir = self.settings.output_dir
 
     def __repr__(self) -> str:
@@ -139,6 +141,13 @@ class KareusMixin(_Base):
     def rehearsing(self) -> bool:
         """Whether a given workload is accounted for instead of the model's own shape."""
         return self.settings.workload is not None
+
+    @property
+    def partition_runner(self) -> RealRunner | None:
+        """Runs single partitions of the model on its real GPU; None outside fit, on an emulated GPU, for a rehearsed
+        workload (whose shape the model here does not have) and for a model without recognised blocks.
+        """
+        return self._runner
 
     @property
     def output_dir(self) -> Path:
@@ -205,10 +214,22 @@ class KareusMixin(_Base):
         own = self._own_workload(trainer)  # before the engine takes the blocks' place
         super().setup(trainer)
         self._job = Job.open(self.settings, own=own, torch_device=self.root_device, speaks=self.is_global_zero)
+        self._runner = self._make_runner(trainer)
         if self.plan is not None:
             if self.device is not None:
                 check_plan(self.plan, self.device, self.workload)
             self.apply_plan(self.plan)
+
+    def _make_runner(self, trainer: Trainer) -> RealRunner | None:
+        if self.device is None or self.device.emulated or self.rehearsing or self._execution is None:
+            return None
+        return RealRunner(
+            self._execution,
+            checkpointing=self.settings.activation_checkpointing,
+            num_microbatches=trainer.accumulate_grad_batches,
+            context=self.precision_plugin.train_step_context,
+            optimizers=lambda: self.optimizers,
+        )
 
     def _own_workload(self, trainer: Trainer) -> Workload | None:
         stacks = find_stacks(self._module())
@@ -254,6 +275,9 @@ class KareusMixin(_Base):
 
     def teardown(self) -> None:
         """Give the device back, then the model."""
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
         if self._job is not None:
             self._job.close()
             self._job = None

@@ -46,7 +46,7 @@ class GradientReducer:
     ) -> None:
         self._parameters = tuple(dict.fromkeys(parameters))
         self._announced = frozenset(announced)
-        self._collectives = collectives
+        self.collectives = collectives
         self._cap_bytes = bucket_cap_bytes
         self.schedule = Schedule()
         """SMs that a reduction gets, and whether it waits for the end of backward (`HELD_BACK`)."""
@@ -123,7 +123,7 @@ class GradientReducer:
     def _launch_next(self) -> None:
         bucket = self.buckets[self._num_launched]
         bucket.fill()
-        self._handles.append(start_mean(self._collectives, bucket.buffer, self.schedule))
+        self._handles.append(start_mean(self.collectives, bucket.buffer, self.schedule))
         self._num_launched += 1
 
     def _finish(self) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from operator import or_
@@ -86,7 +85,6 @@ class PartitionEngine:
         self._activation_checkpointing = activation_checkpointing
         self._plan = Plan.sequential()
         self._warned: set[str] = set()
-        self._bypassed = False
         for stack in self.stacks:
             runner = _StackRunner(self, stack)
             put_runner_in(stack.owner, stack.row.layers_attribute, runner)
@@ -96,6 +94,11 @@ class PartitionEngine:
     def plan(self) -> Plan:
         """The plan that forwards from now on follow."""
         return self._plan
+
+    @property
+    def collectives(self) -> Collectives | None:
+        """Of the tensor-parallel group; None where the blocks are not sharded."""
+        return self._collectives
 
     def apply(self, plan: Plan) -> None:
         """Follows `plan` from the next forward on; a backward follows the plan of its forward.
@@ -121,8 +124,6 @@ class PartitionEngine:
     def run(self, stack: BlockStack, hidden: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
         """All layers of `stack` on `hidden` (batch, sequence, hidden size), called like the first one."""
         rank = None if self._collectives is None else self._collectives.rank
-        if self._bypassed:
-            return hidden
         call = BlockCall.bind(stack.row.positional, args, kwargs, rank=rank, hidden=hidden)
         if self.on_call is not None:
             self.on_call(stack, hidden, call)
@@ -142,15 +143,6 @@ class PartitionEngine:
         if hook:
             self._warn_once(f"{stack.path} runs partitioned, which leaves out {hook}")
         return self._run_partitioned(stack, hidden, call, num_nanobatches=1 + nanobatched)
-
-    @contextmanager
-    def bypassed(self) -> Iterator[None]:
-        """Within it, stacks return their input: what runs is the rest of the model."""
-        before, self._bypassed = self._bypassed, True
-        try:
-            yield
-        finally:
-            self._bypassed = before
 
     def _changes(self, stack: BlockStack) -> str | None:
         """What has been changed in the layers since they were recognised, if it is unknown to the engine."""
