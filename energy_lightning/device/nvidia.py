@@ -1,37 +1,52 @@
-"""NvidiaDevice: one NVIDIA GPU through NVML (module pynvml, from nvidia-ml-py).
+"""NvidiaDevice: one NVIDIA GPU, read through Zeus and NVML, set through NVML or zeusd as far as that is permitted.
 
-The GPU is found by the UUID of the torch device, never by index: CUDA_VISIBLE_DEVICES may reorder them. Without the
-permission to lock clocks the device measures only. Not covered yet: MIG slices, zeusd, a helper after SIGKILL.
+The parts: `finding` tells which GPU, `readings` reads it, `control` finds who may set it, `guarded` sets it, `guard`
+gives it back.
 """
 
 from __future__ import annotations
 
-import logging
-import sys
-import time
-from collections.abc import Callable
+import math
+from dataclasses import replace
+from functools import cached_property
 from types import ModuleType
 from typing import Any
 
-from energy_lightning.device.guard import RestoreGuard
+from energy_lightning.device.blocking_cache import load_blocking_power_w
+from energy_lightning.device.control import Permissions, find_control
+from energy_lightning.device.finding import find_gpu
+from energy_lightning.device.guard import HardwareGuard, default_state_dir
+from energy_lightning.device.guarded import GuardedControl
+from energy_lightning.device.host import Host
+from energy_lightning.device.modes import mode_of
+from energy_lightning.device.readings import GpuReadings
+from energy_lightning.device.refresh import probe_refresh_s
 from energy_lightning.emulation import GPU
 from energy_lightning.types import DeviceError, DeviceMode, EnergySource
 
-_log = logging.getLogger(__name__)
 _SWITCH_TIME_S = 0.01  # several ms (Kareus, arXiv 2601.17654); rounded up where no model of the GPU says better
 
 
 class NvidiaDevice:
     """A `Device` on real hardware.
 
+    Readings may be taken while another thread sets the clock. After `close` nothing is set any more.
+
     Args:
-        torch_device: a torch CUDA device (or its index, or "cuda:1"); None: torch's current one, or the only GPU.
+        torch_device: a torch CUDA device, "cuda:1", the index of a visible GPU, or "GPU-..."; None: torch's current
+            one, or the only GPU. torch need not have CUDA: the index is then looked up in CUDA_VISIBLE_DEVICES.
         static_power_w: power drawn whatever the GPU does; None: from the packaged model of this GPU, else the power now
             (open the device while it is idle).
-        nvml, torch, sleep: for tests; None imports pynvml and takes torch if it has been imported.
+        guard: gives back what is set here; None: one of this device alone.
+        host: the process; None: this one.
+
+    Attributes:
+        emulated_hardware: an emulated NVML answers; the name says so too, so that no figure passes for a measurement.
+        is_mig: a slice of a GPU: energy and power are the whole GPU's, shared with its other slices.
+        cuda_index: torch's index of this GPU; None where torch has no CUDA.
 
     Raises:
-        ImportError: pynvml is missing. DeviceError: no driver, or a GPU that cannot be told apart.
+        ImportError: pynvml or zeus is missing. DeviceError: no driver, or a GPU that cannot be told apart.
     """
 
     emulated = virtual_clock = False
@@ -41,214 +56,199 @@ class NvidiaDevice:
         torch_device: Any = None,
         *,
         static_power_w: float | None = None,
-        nvml: Any = None,
-        torch: Any = None,
-        sleep: Callable[[float], None] = time.sleep,
+        guard: HardwareGuard | None = None,
+        host: Host | None = None,
     ) -> None:
-        self._nvml = _import_nvml() if nvml is None else nvml
-        self._torch = sys.modules.get("torch") if torch is None else torch
-        self._torch_device = torch_device
-        self._sleep = sleep
-        try:
-            self._nvml.nvmlInit()
-        except self._nvml.NVMLError as error:
-            raise DeviceError(f"NVML cannot start: {error}; is the NVIDIA driver loaded?") from error
-        self._handle = self._find_handle()
-        self._guard = RestoreGuard()
-        self.name = _text(self._nvml.nvmlDeviceGetName(self._handle)).removeprefix("NVIDIA ")
-        model = _packaged_model(self.name)
-        self.frequencies_mhz = self._supported_mhz()
-        self.num_sms = self._count_sms(model)
-        self.uuid: str | None = _text(self._nvml.nvmlDeviceGetUUID(self._handle))
-        self.power_limit_range_w: tuple[float, float] | None = None
-        self.can_set_power_limit = False
-        self.counter_refresh_s = 0.1
-        self._locked_mhz: int | None = None
-        self.energy_source = self._choose_source()
-        self.can_lock_frequency = bool(self.frequencies_mhz)
-        self.switch_time_s = model.switch_time_s if model else _SWITCH_TIME_S
-        idle_w = static_power_w or (model.static_power_w if model else self.power_w())
-        if idle_w is None:
-            raise DeviceError(f"{self.name} reports no power and has no packaged model; give static_power_w")
-        self.static_power_w: float = idle_w
-        self.blocking_power_w: float = model.blocking_power_w if model else idle_w
+        nvml = _start_nvml()
+        self._host = Host() if host is None else host
+        gpu = find_gpu(nvml, torch_device, self._host)
+        self.uuid: str | None = gpu.uuid
+        self._uuid, self.is_mig, self.cuda_index = gpu.uuid, gpu.is_mig, gpu.cuda_index
+        self._readings = GpuReadings(nvml, gpu)
+        self.energy_source: EnergySource = self._readings.energy_source
+        self.emulated_hardware = self._readings.is_emulated
+        self._model = _packaged_model(self._readings.name)
+        slice_of = " (MIG slice; energy of the whole GPU)" if gpu.is_mig else ""
+        self.name = self._readings.name + slice_of + (" (emulated NVML)" if self.emulated_hardware else "")
+        self.num_sms = self._count_sms()
+        self.frequencies_mhz = self._readings.supported_mhz()
+        self.power_limit_range_w = self._readings.power_limit_range_w()
+        self.static_power_w = self._find_static_power_w(static_power_w)
+        self.switch_time_s = self._model.switch_time_s if self._model else _SWITCH_TIME_S
+        self._state_dir = default_state_dir(self._host.environment)
+        permissions = self._usable(find_control(nvml, gpu))
+        self._control = GuardedControl(self.name, gpu.uuid, permissions, guard, self._new_guard)
+
+    # what is permitted
+
+    def _usable(self, permissions: Permissions) -> Permissions:
+        """Without what the board does not list."""
+        reason = permissions.reason
+        if permissions.can_lock_frequency and not self.frequencies_mhz:
+            reason = "; ".join(part for part in (reason, "the driver does not list the SM clocks") if part)
+        return replace(
+            permissions,
+            can_lock_frequency=permissions.can_lock_frequency and bool(self.frequencies_mhz),
+            can_set_power_limit=permissions.can_set_power_limit and self.power_limit_range_w is not None,
+            reason=reason,
+        )
+
+    def _new_guard(self, zeusd_socket: str | None) -> HardwareGuard:
+        return HardwareGuard(self._state_dir, zeusd_socket=zeusd_socket)
+
+    @property
+    def guard(self) -> HardwareGuard:
+        """Gives back what is set here."""
+        return self._control.guard
+
+    @property
+    def can_lock_frequency(self) -> bool:
+        """Whether the SM clock can be locked; falls where the driver refuses."""
+        return self._control.can_lock
+
+    @property
+    def can_set_power_limit(self) -> bool:
+        """Whether the power limit can be set; falls where the driver refuses."""
+        return self._control.can_limit
 
     @property
     def mode(self) -> DeviceMode:
-        """What is permitted."""
-        if self.energy_source == "none":
-            return "time-only"
-        return "full" if self.can_lock_frequency else "measure-only"
+        """What is permitted: "full" where clocks or power limits can be set, "time-only" without energy."""
+        return mode_of(self.energy_source, has_control=self._control.can_lock or self._control.can_limit)
 
     @property
     def mode_reason(self) -> str:
-        """One line for people."""
-        return "clocks can be locked" if self.can_lock_frequency else "locking clocks is not permitted"
+        """What can be set and how, what is missing, what would permit it."""
+        parts = (self._control.reason, self._readings.energy_fault)
+        return "; ".join(part for part in parts if part)
 
-    # what the driver knows
+    # what the GPU is
 
-    def _find_handle(self) -> Any:
-        if self._torch is not None and self._torch.cuda.is_available():
-            index = self._torch.cuda.current_device() if self._torch_device is None else self._torch_device
-            uuid = f"GPU-{self._torch.cuda.get_device_properties(index).uuid}"
-            return self._nvml.nvmlDeviceGetHandleByUUID(uuid)
-        if self._torch_device is not None:
-            raise DeviceError(f"torch sees no CUDA GPU, so {self._torch_device!r} cannot be found")
-        count = self._nvml.nvmlDeviceGetCount()
-        if count != 1:
-            raise DeviceError(f"{count} GPUs and no torch device to tell which; give torch_device")
-        return self._nvml.nvmlDeviceGetHandleByIndex(0)
+    def _count_sms(self) -> int:
+        if self.cuda_index is not None:
+            return int(self._host.torch.cuda.get_device_properties(self.cuda_index).multi_processor_count)
+        if self._model is None:
+            raise DeviceError(f"the SM count of {self.name} is unknown without torch's CUDA; import torch first")
+        return self._model.num_sms
 
-    def _supported_mhz(self) -> tuple[int, ...]:
-        try:
-            memory_mhz = max(self._nvml.nvmlDeviceGetSupportedMemoryClocks(self._handle))
-            clocks = self._nvml.nvmlDeviceGetSupportedGraphicsClocks(self._handle, memory_mhz)
-        except self._nvml.NVMLError as error:
-            _log.warning("%s does not list its clocks (%s): measuring only", self.name, error)
-            return ()
-        return tuple(sorted(clocks))
+    def _find_static_power_w(self, given_w: float | None) -> float:
+        if given_w is not None and not (0.0 <= given_w < math.inf):
+            raise DeviceError(f"static_power_w must be a finite number >= 0, got {given_w!r}")
+        found_w = given_w if given_w is not None else self._model.static_power_w if self._model else self.power_w()
+        if found_w is None:
+            raise DeviceError(f"{self.name} reports no power and has no packaged model; give static_power_w")
+        return found_w
 
-    def _count_sms(self, model: GPU | None) -> int:
-        if self._torch is not None and self._torch.cuda.is_available():
-            index = self._torch.cuda.current_device() if self._torch_device is None else self._torch_device
-            return int(self._torch.cuda.get_device_properties(index).multi_processor_count)
-        if model is None:
-            raise DeviceError(f"the SM count of {self.name} is unknown without torch; import torch first")
-        return model.num_sms
+    @property
+    def blocking_power_w(self) -> float:
+        """As measured on this GPU before (`measure.blocking_power_w`), else the packaged model's, else static power."""
+        measured_w = load_blocking_power_w(self._state_dir, self._uuid)
+        return measured_w or (self._model.blocking_power_w if self._model else self.static_power_w)
 
-    def _choose_source(self) -> EnergySource:
-        readings: tuple[tuple[EnergySource, Callable[[Any], int]], ...] = (
-            ("counter", self._nvml.nvmlDeviceGetTotalEnergyConsumption),
-            ("power", self._nvml.nvmlDeviceGetPowerUsage),
-        )
-        for source, read in readings:
-            try:
-                read(self._handle)
-            except self._nvml.NVMLError as error:
-                _log.warning("%s has no energy %s (%s)", self.name, source, error)
-            else:
-                return source
-        return "none"
+    @cached_property
+    def counter_refresh_s(self) -> float:
+        """How often the energy counter moves; 0.0 without one. The first call probes it, at most about 1 s."""
+        return probe_refresh_s(self) if self.energy_source == "counter" else 0.0
 
     # readings
 
     def now_s(self) -> float:
         """Wall time in s."""
-        return time.perf_counter()
+        return self._host.clock_s()
 
     def energy_j(self) -> float | None:
         """Energy in J since the driver was loaded; None on boards without the counter."""
-        if self.energy_source != "counter":
-            return None
-        return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) * 1e-3  # NVML gives mJ
+        return self._readings.energy_j()
 
     def power_w(self) -> float | None:
         """Board power in W now."""
-        try:
-            return float(self._nvml.nvmlDeviceGetPowerUsage(self._handle)) * 1e-3  # NVML gives mW
-        except self._nvml.NVMLError:
-            return None
+        return self._readings.power_w()
 
     def temperature_c(self) -> float | None:
         """Chip temperature in C."""
-        try:
-            return float(self._nvml.nvmlDeviceGetTemperature(self._handle, self._nvml.NVML_TEMPERATURE_GPU))
-        except self._nvml.NVMLError:
-            return None
+        return self._readings.temperature_c()
 
     def frequency_mhz(self) -> int:
         """SM clock now."""
-        return int(self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_SM))
+        return self._readings.frequency_mhz()
 
     def requested_frequency_mhz(self) -> int | None:
-        """SM clock locked through this device."""
-        return self._locked_mhz
+        """SM clock locked through this device; None: none is."""
+        return self._control.locked_mhz
 
     def throttle_reasons(self) -> tuple[str, ...]:
-        """Not read yet."""
-        return ()
+        """What holds the clock down now; () when nothing does or the board does not tell."""
+        return self._readings.throttle_reasons()
 
     @property
     def power_limit_w(self) -> float:
-        """Enforced power limit in W."""
-        return float(self._nvml.nvmlDeviceGetEnforcedPowerLimit(self._handle)) / 1e3  # NVML gives mW
-
-    def set_power_limit(self, power_limit_w: float) -> float:
-        """Not permitted yet."""
-        return self.power_limit_w
-
-    def reset_power_limit(self) -> None:
-        """Nothing was set."""
+        """The power limit that is enforced now."""
+        return self._readings.enforced_limit_w()
 
     def synchronize(self) -> None:
-        """Wait for the GPU's work (through torch, if it is loaded)."""
-        if self._torch is not None and self._torch.cuda.is_available():
-            self._torch.cuda.synchronize(self._torch_device)
+        """Wait for the GPU's work (through torch, if it drives the GPU)."""
+        if self.cuda_index is not None:
+            self._host.torch.cuda.synchronize(self.cuda_index)
 
     def idle(self, time_s: float) -> None:
         """Sleep."""
-        self._sleep(time_s)
+        self._host.sleep(time_s)
 
     # control
 
     def lock_frequency(self, frequency_mhz: int) -> None:
-        """Lock the SM clock.
+        """Lock the SM clock. Raises DeviceError on a clock that the GPU lacks.
 
-        Where the driver refuses permission, one line says so, `can_lock_frequency` becomes False and nothing else
-        happens. Raises DeviceError on a clock that the GPU lacks.
+        Where the driver refuses, one line says so, `can_lock_frequency` becomes False and nothing is recorded as set.
         """
-        if not self.can_lock_frequency:
-            return
+        if self.can_lock_frequency:
+            self._check_clock(frequency_mhz)
+            self._control.lock(frequency_mhz)
+
+    def reset_frequency(self) -> None:
+        """Give the clock back as it was, if it was locked here."""
+        self._control.unlock()
+
+    def set_power_limit(self, power_limit_w: float) -> float:
+        """Set the power limit; returns the one enforced afterwards (boards round). DeviceError outside the range.
+
+        Where the driver refuses, one line says so, `can_set_power_limit` becomes False and nothing is recorded as set.
+        """
+        self._check_limit(power_limit_w)
+        self._control.set_limit(power_limit_w, self._readings.set_limit_w)
+        return self.power_limit_w
+
+    def reset_power_limit(self) -> None:
+        """Back to the limit before the first `set_power_limit`."""
+        self._control.reset_limit()
+
+    def close(self) -> None:
+        """Give the hardware back; idempotent. Nothing is set from then on."""
+        self._control.close()
+
+    def _check_clock(self, frequency_mhz: int) -> None:
         if frequency_mhz not in self.frequencies_mhz:
             nearest = sorted(sorted(self.frequencies_mhz, key=lambda f: abs(f - frequency_mhz))[:2])
             near = ", ".join(map(str, nearest))
             raise DeviceError(f"{self.name} has no SM clock of {frequency_mhz} MHz; nearest: {near}")
-        try:
-            self._nvml.nvmlDeviceSetGpuLockedClocks(self._handle, frequency_mhz, frequency_mhz)
-        except self._nvml.NVMLError as error:
-            self._measure_only(error)
-            return
-        # NVML cannot tell an earlier lock, so what comes back is the driver's own clock management.
-        self._guard.remember("SM clock", self._unlock)
-        self._locked_mhz = frequency_mhz
 
-    def reset_frequency(self) -> None:
-        """Give the clock back to the driver, if it was locked."""
-        self._guard.restore()
-
-    def close(self) -> None:
-        """give the hardware back; idempotent."""
-        self._guard.restore()
-
-    def _unlock(self) -> None:
-        self._locked_mhz = None
-        try:
-            self._nvml.nvmlDeviceResetGpuLockedClocks(self._handle)
-        except self._nvml.NVMLError as error:
-            raise DeviceError(
-                f"{self.name} keeps its locked clock: {error}; run nvidia-smi --reset-gpu-clocks"
-            ) from error
-
-    def _measure_only(self, error: Exception) -> None:
-        self.can_lock_frequency = False
-        _log.warning(
-            "%s: locking the SM clock was refused (%s); it needs root or CAP_SYS_ADMIN. Measuring only.",
-            self.name,
-            error,
-        )
+    def _check_limit(self, power_limit_w: float) -> None:
+        least_w, most_w = self.power_limit_range_w or (0.0, math.inf)
+        if not least_w <= power_limit_w <= most_w:  # NaN fails too
+            raise DeviceError(f"{self.name} takes power limits of {least_w:g} to {most_w:g} W, got {power_limit_w!r}")
 
 
-def _import_nvml() -> ModuleType:
+def _start_nvml() -> ModuleType:
     try:
         import pynvml
     except ImportError as error:
         raise ImportError("NvidiaDevice needs the module pynvml: pip install nvidia-ml-py") from error
     module: ModuleType = pynvml
+    try:
+        module.nvmlInit()
+    except module.NVMLError as error:
+        raise DeviceError(f"NVML cannot start: {error}; is the NVIDIA driver loaded?") from error
     return module
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def _packaged_model(name: str) -> GPU | None:

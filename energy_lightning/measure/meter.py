@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
-import statistics
 import threading
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from energy_lightning.device.refresh import probe_refresh_s
 from energy_lightning.measure.energy import WindowReading, integrate_power_between, window_energy
 from energy_lightning.types import MeasurementError
 
 if TYPE_CHECKING:
     from energy_lightning.device import Device
 
+__all__ = ["SAMPLE_INTERVAL_S", "EnergyMeter", "PowerReading", "PowerSampler", "probe_refresh_s"]
+
 SAMPLE_INTERVAL_S = 0.05
-PROBE_INTERVAL_S = 0.001
-PROBE_LIMIT_S = 1.0
 
 
 @runtime_checkable
@@ -25,23 +24,6 @@ class PowerReading(Protocol):
     def power_w(self) -> float | None:
         """Board power in W, or None when it cannot be read."""
         ...
-
-
-def probe_refresh_s(device: Device, *, num_changes: int = 4, limit_s: float = PROBE_LIMIT_S) -> float:
-    """How often the device's energy counter moves, in s: the median gap between changes while polling.
-
-    Polls every millisecond (of the device's own clock) until `num_changes` gaps were seen or `limit_s` passed. A
-    counter that never moved is said to refresh every `limit_s`: windows must be longer than that.
-    """
-    start_s, last_j, changes_s = device.now_s(), device.energy_j(), list[float]()
-    while len(changes_s) <= num_changes and device.now_s() - start_s < limit_s:
-        device.idle(PROBE_INTERVAL_S)
-        reading_j = device.energy_j()
-        if reading_j != last_j:
-            changes_s.append(device.now_s())
-            last_j = reading_j
-    gaps_s = [after - before for before, after in itertools.pairwise(changes_s)]
-    return statistics.median(gaps_s) if gaps_s else limit_s
 
 
 class PowerSampler:

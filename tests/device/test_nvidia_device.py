@@ -1,197 +1,313 @@
-"""NvidiaDevice on a small stand-in for NVML and torch: mapping, units, permissions, restoring."""
+"""NvidiaDevice on emulated boards under unmodified pynvml and Zeus: readings, sources, modes, control, giving back."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
+import threading
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from nvidia_boards import AAAA, BBBB, cuda_properties, cuda_torch, machine
 
 from energy_lightning.device import Device
-from energy_lightning.device.guard import RestoreGuard
+from energy_lightning.device.modes import describe_mode
 from energy_lightning.device.nvidia import NvidiaDevice
+from energy_lightning.device.nvml_emulator import Code, EmulatedBoard, NvmlEmulator
+from energy_lightning.emulation import GPU
 from energy_lightning.types import DeviceError
 
-
-class FakeNvml:
-    """The NVML calls that NvidiaDevice makes, on two boards."""
-
-    class NVMLError(RuntimeError):
-        pass
-
-    NVML_TEMPERATURE_GPU = 0
-    NVML_CLOCK_SM = 1
-
-    def __init__(self, *, refuse: frozenset[str] = frozenset(), name: Any = "NVIDIA A100-SXM4-40GB") -> None:
-        self.refuse, self.name = refuse, name
-        self.calls: list[tuple[Any, ...]] = []
-
-    def _call(self, name: str, *arguments: Any) -> None:
-        if name in self.refuse:
-            raise self.NVMLError("Insufficient Permissions")
-        self.calls.append((name, *arguments))
-
-    def nvmlInit(self) -> None:
-        self._call("nvmlInit")
-
-    def nvmlDeviceGetCount(self) -> int:
-        return 2
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-        return f"handle of {uuid}"
-
-    def nvmlDeviceGetUUID(self, handle: str) -> str:
-        return handle.removeprefix("handle of ")
-
-    def nvmlDeviceGetName(self, handle: str) -> Any:
-        return self.name
-
-    def nvmlDeviceGetSupportedMemoryClocks(self, handle: str) -> list[int]:
-        self._call("clocks")
-        return [810, 1215]
-
-    def nvmlDeviceGetSupportedGraphicsClocks(self, handle: str, memory_mhz: int) -> list[int]:
-        assert memory_mhz == 1215
-        return [1410, 1395, 1380]
-
-    def nvmlDeviceGetEnforcedPowerLimit(self, handle: str) -> int:
-        return 400_000
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:
-        self._call("energy")
-        return 1_500
-
-    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
-        self._call("power")
-        return 61_000
-
-    def nvmlDeviceGetTemperature(self, handle: str, sensor: int) -> int:
-        return 41
-
-    def nvmlDeviceGetClockInfo(self, handle: str, clock: int) -> int:
-        return 1395
-
-    def nvmlDeviceSetGpuLockedClocks(self, handle: str, low_mhz: int, high_mhz: int) -> None:
-        self._call("lock", low_mhz, high_mhz)
-
-    def nvmlDeviceResetGpuLockedClocks(self, handle: str) -> None:
-        self._call("unlock")
+LOCK, UNLOCK = "nvmlDeviceSetGpuLockedClocks", "nvmlDeviceResetGpuLockedClocks"
+LIMIT = "nvmlDeviceSetPowerManagementLimit"
 
 
-def fake_torch(uuid: str = "bbbb", available: bool = True) -> Any:
-    properties = SimpleNamespace(uuid=uuid, multi_processor_count=108)
-    cuda = SimpleNamespace(
-        is_available=lambda: available,
-        current_device=lambda: 0,
-        get_device_properties=lambda index: properties,
-        synchronize=lambda device: None,
-    )
-    return SimpleNamespace(cuda=cuda)
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if record.levelname == "WARNING"]
 
 
-def open_fake(nvml: FakeNvml, **options: Any) -> NvidiaDevice:
-    return NvidiaDevice(nvml=nvml, torch=options.pop("torch", fake_torch()), sleep=lambda s: None, **options)
+# readings
 
 
-def locks(nvml: FakeNvml) -> list[tuple[Any, ...]]:
-    return [call for call in nvml.calls if call[0] in ("lock", "unlock")]
+def test_readings_are_in_our_units(tmp_path: Path) -> None:
+    with machine(tmp_path, EmulatedBoard(uuid=AAAA, counter_refresh_s=0.0, counter_j=5000.0)) as m:
+        device = m.open()
+        m.nvml.hold_power(0, 123.0)
+        start_j = device.energy_j()
+        m.wait(10.0)
+        assert start_j is not None
+        assert device.energy_j() == pytest.approx(start_j + 1230.0, abs=2e-3)  # the counter counts mJ
+        assert (device.power_w(), device.power_limit_w) == (123.0, 400.0)
+        assert device.temperature_c() == pytest.approx(m.nvml.state(0).temperature_c, abs=1.0)
+        assert device.power_limit_range_w == (100.0, 400.0)
+        assert (device.num_sms, device.energy_source, device.uuid) == (108, "counter", AAAA)
+        assert device.frequencies_mhz == GPU.load("a100-sxm4-40gb").frequencies_mhz
 
 
-def test_readings_are_in_our_units() -> None:
-    device = open_fake(FakeNvml())
-    assert isinstance(device, Device)
-    assert (device.energy_j(), device.power_w(), device.power_limit_w) == (1.5, 61.0, 400.0)
-    assert (device.temperature_c(), device.frequency_mhz()) == (41.0, 1395)
-    assert device.frequencies_mhz == (1380, 1395, 1410)
-    assert (device.name, device.energy_source, device.num_sms) == ("A100-SXM4-40GB", "counter", 108)
+def test_it_is_a_device_and_says_that_its_hardware_is_emulated(tmp_path: Path) -> None:
+    with machine(tmp_path) as m:
+        device = m.open()
+        assert isinstance(device, Device)
+        assert (device.name, device.emulated_hardware) == ("A100-SXM4-40GB (emulated NVML)", True)
+        assert not device.virtual_clock
 
 
-def test_the_gpu_is_found_by_uuid() -> None:
-    assert open_fake(FakeNvml())._handle == "handle of GPU-bbbb"
-
-
-def test_two_gpus_and_no_torch_device_cannot_be_told_apart() -> None:
-    with pytest.raises(DeviceError, match="2 GPUs and no torch device to tell which"):
-        open_fake(FakeNvml(), torch=fake_torch(available=False))
-
-
-def test_lock_and_restore() -> None:
-    nvml = FakeNvml()
-    device = open_fake(nvml)
-    device.lock_frequency(1380)
-    device.lock_frequency(1395)
-    device.close()
-    device.close()
-    assert locks(nvml) == [("lock", 1380, 1380), ("lock", 1395, 1395), ("unlock",)]
-
-
-def test_nothing_is_undone_that_was_not_done() -> None:
-    nvml = FakeNvml()
-    open_fake(nvml).reset_frequency()
-    assert locks(nvml) == []
-
-
-def test_without_permission_it_measures_only_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    nvml = FakeNvml(refuse=frozenset({"lock"}))
-    device = open_fake(nvml)
-    device.lock_frequency(1380)
-    device.lock_frequency(1395)
-    device.close()
-    assert not device.can_lock_frequency
-    assert locks(nvml) == []
-    assert [r.message for r in caplog.records if "CAP_SYS_ADMIN" in r.message] == [caplog.records[-1].message]
-    assert device.energy_j() == 1.5
-
-
-def test_a_clock_it_lacks() -> None:
-    with pytest.raises(DeviceError, match="no SM clock of 1400 MHz; nearest: 1395, 1410"):
-        open_fake(FakeNvml()).lock_frequency(1400)
+def test_the_counters_refresh_is_probed_when_first_asked_for(tmp_path: Path) -> None:
+    for refresh_s in (0.02, 0.1):
+        with machine(tmp_path, EmulatedBoard(uuid=AAAA, counter_refresh_s=refresh_s)) as m:
+            device = m.open()
+            opened_s = device.now_s()
+            assert device.counter_refresh_s == pytest.approx(refresh_s, rel=0.1)
+            assert 0.0 < device.now_s() - opened_s < 1.2
+            probed_s = device.now_s()
+            assert device.counter_refresh_s > 0.0
+            assert device.now_s() == probed_s
 
 
 @pytest.mark.parametrize(
-    ("refuse", "source", "energy_j"),
-    [({"energy"}, "power", None), ({"energy", "power"}, "none", None), (set(), "counter", 1.5)],
+    ("board", "source", "mode", "why"),
+    [
+        ({}, "counter", "full", "SM clocks and power limits are set through NVML"),
+        ({"has_counter": False}, "power", "full", "no energy counter"),
+        (
+            {"has_counter": False, "has_power": False, "has_power_fields": False},
+            "none",
+            "time-only",
+            "no energy counter (Not Supported) and no power reading",
+        ),
+        ({"permissions": ()}, "counter", "measure-only", "root or the capability SYS_ADMIN"),
+    ],
+    ids=["counter", "power", "none", "no permission"],
 )
-def test_energy_falls_back_to_power_then_to_nothing(refuse: set[str], source: str, energy_j: float | None) -> None:
-    device = open_fake(FakeNvml(refuse=frozenset(refuse)))
-    assert (device.energy_source, device.energy_j()) == (source, energy_j)
+def test_source_and_mode_are_what_the_board_has(
+    tmp_path: Path, board: dict[str, object], source: str, mode: str, why: str
+) -> None:
+    with machine(tmp_path, EmulatedBoard(uuid=AAAA, **board)) as m:  # type: ignore[arg-type]
+        device = m.open()
+        assert (device.energy_source, device.mode) == (source, mode)
+        assert (device.energy_j() is None) == (source != "counter")
+        assert (device.power_w() is None) == (source == "none")
+        line = describe_mode(device)
+        assert why in line
+        assert "\n" not in line
+        assert AAAA in line
 
 
-def test_no_clock_list_means_no_control() -> None:
-    device = open_fake(FakeNvml(refuse=frozenset({"clocks"})))
-    assert (device.frequencies_mhz, device.can_lock_frequency) == ((), False)
+def test_power_is_todays_where_the_board_tells_it_and_else_nvmls_mean(tmp_path: Path) -> None:
+    for has_fields in (True, False):
+        board = EmulatedBoard(uuid=AAAA, has_power_fields=has_fields, counter_refresh_s=0.0)
+        with machine(tmp_path, board) as m:
+            device = m.open()
+            m.nvml.hold_power(0, 250.0)
+            m.wait(5.0)
+            assert device.power_w() == pytest.approx(250.0)
 
 
-def test_an_unknown_board_takes_its_idle_power() -> None:
-    device = open_fake(FakeNvml(name=b"NVIDIA Something New"))
-    assert (device.name, device.static_power_w) == ("Something New", 61.0)
+def test_a_counter_that_stops_answering_is_no_energy_and_no_error(tmp_path: Path) -> None:
+    with machine(tmp_path) as m:
+        device = m.open()
+        m.nvml.fail(0, "nvmlDeviceGetTotalEnergyConsumption", Code.UNKNOWN)
+        assert device.energy_j() is None
 
 
-def test_no_driver() -> None:
-    with pytest.raises(DeviceError, match="is the NVIDIA driver loaded"):
-        open_fake(FakeNvml(refuse=frozenset({"nvmlInit"})))
+def test_the_clock_follows_a_lock_after_its_lag(tmp_path: Path) -> None:
+    with machine(tmp_path, EmulatedBoard(uuid=AAAA, clock_lag_s=0.02)) as m:
+        device = m.open()
+        m.nvml.load(0, 1.0)
+        m.wait(1.0)
+        fast_mhz = device.frequency_mhz()
+        device.lock_frequency(900)
+        assert (device.requested_frequency_mhz(), device.frequency_mhz()) == (900, fast_mhz)
+        m.wait(0.021)
+        assert device.frequency_mhz() == 900
+        device.reset_frequency()
+        assert device.requested_frequency_mhz() is None
 
 
-def test_the_guard_restores_in_reverse_and_goes_on_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
-    done: list[str] = []
-    exits: list[Any] = []
+def test_a_clock_that_is_held_down_tells_why(tmp_path: Path) -> None:
+    with machine(tmp_path) as m:
+        device = m.open()
+        m.nvml.load(0, 1.0)
+        device.lock_frequency(1410)
+        m.wait(1.0)
+        assert device.throttle_reasons() == ()
+        m.nvml.cap_clock(0, 1200, "sw_power_cap")
+        m.wait(1.0)
+        assert (device.requested_frequency_mhz(), device.frequency_mhz()) == (1410, 1200)
+        assert device.throttle_reasons() == ("sw_power_cap",)
 
-    def fails() -> None:
-        raise OSError("gone")
 
-    guard = RestoreGuard(register=exits.append)
+# what is permitted
 
-    def work() -> None:
-        with guard:
-            guard.remember("limit", lambda: done.append("limit"))
-            guard.remember("clock", lambda: done.append("clock"))
-            guard.remember("clock", lambda: done.append("clock, second"))
-            guard.remember("mode", fails)
-            raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError):
-        work()
-    assert done == ["clock", "limit"]
-    assert "could not restore mode: gone" in caplog.text
-    exits[0]()
-    assert done == ["clock", "limit"]
+def test_looking_for_permission_changes_nothing(tmp_path: Path) -> None:
+    board = EmulatedBoard(uuid=AAAA, power_limit_w=250.0, locked_mhz=(900, 1200))
+    with machine(tmp_path, board) as m:
+        assert m.open().mode == "full"
+        assert m.settings() == ((900, 1200), 250.0)
+        assert [call.function for call in m.nvml.state(0).sets] == [LIMIT]
+
+
+def test_without_permission_nothing_is_tried_and_the_line_names_the_capability(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with machine(tmp_path, EmulatedBoard(uuid=AAAA, permissions=())) as m:
+        device = m.open()
+        device.lock_frequency(1200)
+        assert device.set_power_limit(200.0) == 400.0
+        device.close()
+        assert m.calls() == []
+        assert (device.can_lock_frequency, device.can_set_power_limit) == (False, False)
+        assert device.requested_frequency_mhz() is None
+        assert "SYS_ADMIN" in device.mode_reason
+        assert "zeusd" in device.mode_reason
+    assert warnings_of(caplog) == []
+
+
+def test_a_permission_that_is_lost_in_a_run_is_one_line_and_measuring_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with machine(tmp_path, EmulatedBoard(uuid=AAAA, fail_after={LOCK: (1, Code.NO_PERMISSION)})) as m:
+        device = m.open()
+        device.lock_frequency(1200)
+        for _ in range(3):
+            device.lock_frequency(900)
+        assert device.set_power_limit(200.0) == 400.0
+        assert (device.mode, device.can_lock_frequency, device.can_set_power_limit) == ("measure-only", False, False)
+        assert device.requested_frequency_mhz() == 1200  # what is really locked
+        assert m.calls() == [LOCK, LOCK]
+        (line,) = warnings_of(caplog)
+        assert "SYS_ADMIN" in line
+        assert "Training goes on" in line
+        assert device.energy_j() is not None
+        device.close()
+        assert m.settings() == (None, 400.0)
+
+
+def test_a_first_lock_that_is_refused_is_not_recorded_as_a_change(tmp_path: Path) -> None:
+    with machine(tmp_path, EmulatedBoard(uuid=AAAA, fail_after={LOCK: (0, Code.NO_PERMISSION)})) as m:
+        device = m.open()
+        device.lock_frequency(1200)
+        device.close()
+        assert device.requested_frequency_mhz() is None
+        assert m.calls() == [LOCK]  # nothing to give back, so no reset
+
+
+def test_a_board_that_locks_no_clocks_may_still_take_limits(tmp_path: Path) -> None:
+    with machine(tmp_path, EmulatedBoard(uuid=AAAA, has_clock_control=False)) as m:
+        device = m.open()
+        device.lock_frequency(1200)
+        assert (device.can_lock_frequency, device.can_set_power_limit, device.mode) == (False, True, "full")
+        assert device.set_power_limit(200.0) == 200.0
+        device.close()
+
+
+def test_a_lock_on_its_way_while_the_device_closes_is_given_back(tmp_path: Path) -> None:
+    with machine(tmp_path) as m:
+        device = m.open()
+        control = device._control._control
+        assert control is not None
+        at_driver, go_on, lock_clocks = threading.Event(), threading.Event(), control.lock_clocks
+
+        def slow(least_mhz: int, most_mhz: int) -> None:
+            at_driver.set()
+            assert go_on.wait(10.0)
+            lock_clocks(least_mhz, most_mhz)
+
+        control.lock_clocks = slow  # type: ignore[method-assign]
+        locking = threading.Thread(target=device.lock_frequency, args=(900,))
+        closing = threading.Thread(target=device.close)
+        locking.start()
+        assert at_driver.wait(10.0)
+        closing.start()
+        go_on.set()
+        locking.join(10.0)
+        closing.join(10.0)
+        device.guard.restore()
+        assert m.settings() == (None, 400.0)
+        device.lock_frequency(900)
+        assert m.settings() == (None, 400.0)
+
+
+# values
+
+
+def test_a_clock_it_lacks(tmp_path: Path) -> None:
+    with machine(tmp_path) as m, pytest.raises(DeviceError, match="no SM clock of 1400 MHz; nearest: 1395, 1410"):
+        m.open().lock_frequency(1400)
+
+
+def test_a_limit_is_read_back_and_the_previous_one_comes_back(tmp_path: Path) -> None:
+    board = EmulatedBoard(uuid=AAAA, power_limit_w=250.0, limit_granularity_w=5.0)
+    with machine(tmp_path, board) as m:
+        device = m.open()
+        assert device.set_power_limit(183.0) == 185.0
+        assert device.power_limit_w == 185.0
+        assert device.set_power_limit(150.0) == 150.0
+        device.reset_power_limit()
+        assert device.power_limit_w == 250.0
+        device.set_power_limit(120.0)
+        device.close()
+        assert m.settings() == (None, 250.0)  # the one before us, not the default of 400 W
+
+
+@pytest.mark.parametrize("limit_w", [99.0, 401.0, float("nan")])
+def test_a_limit_outside_the_boards_range(tmp_path: Path, limit_w: float) -> None:
+    with machine(tmp_path) as m:
+        with pytest.raises(DeviceError, match="takes power limits of 100 to 400 W, got"):
+            m.open().set_power_limit(limit_w)
+        assert m.calls() == []
+
+
+def test_clock_and_limit_are_given_back_each_for_itself_and_once(tmp_path: Path) -> None:
+    with machine(tmp_path) as m:
+        device = m.open()
+        device.reset_frequency()
+        device.reset_power_limit()
+        assert m.calls() == []
+        device.lock_frequency(1200)
+        device.lock_frequency(900)
+        device.set_power_limit(300.0)
+        device.reset_frequency()
+        assert m.settings() == (None, 300.0)
+        device.close()
+        device.close()
+        assert m.settings() == (None, 400.0)
+        assert m.calls() == [LOCK, LOCK, LIMIT, UNLOCK, LIMIT]
+
+
+def test_a_mig_slice_shares_its_energy_and_is_not_controlled(tmp_path: Path) -> None:
+    slices = ("MIG-11110000-0000-0000-0000-000000000001", "MIG-22220000-0000-0000-0000-000000000002")
+    with machine(tmp_path, EmulatedBoard(uuid=AAAA), EmulatedBoard(uuid=BBBB, mig_uuids=slices)) as m:
+        device = m.open(None, visible=slices[1])
+        device.lock_frequency(1200)
+        assert device.set_power_limit(200.0) == 400.0
+        assert m.settings(1) == (None, 400.0)
+        assert m.nvml.state(1).sets == ()  # permission is not even looked for
+        assert (device.uuid, device.mode, device.is_mig) == (BBBB, "measure-only", True)
+        assert "MIG slice; energy of the whole GPU" in device.name
+        assert "other slices" in describe_mode(device)
+
+
+# opening
+
+
+def test_no_driver(tmp_path: Path) -> None:
+    with (
+        NvmlEmulator([EmulatedBoard()], init_error=Code.DRIVER_NOT_LOADED),
+        pytest.raises(DeviceError, match="is the NVIDIA driver loaded"),
+    ):
+        NvidiaDevice(0)
+
+
+def test_a_board_without_a_packaged_model_takes_its_idle_power(tmp_path: Path) -> None:
+    new = replace(GPU.load("a100-sxm4-40gb"), name="new", display_name="Something New")
+    board = EmulatedBoard(gpu=new, uuid=AAAA)
+    with machine(tmp_path, board) as m:
+        with pytest.raises(DeviceError, match="SM count of Something New"):
+            m.open()
+        torch = cuda_torch(cuda_properties(AAAA, num_sms=60))
+        device = m.open(0, torch=torch)
+        assert (device.num_sms, device.cuda_index) == (60, 0)
+        assert device.static_power_w == device.blocking_power_w == pytest.approx(m.nvml.state(0).power_w, abs=1.0)
+        assert m.open(0, torch=torch, static_power_w=0.0).static_power_w == 0.0
+        with pytest.raises(DeviceError, match="static_power_w must be a finite number"):
+            m.open(0, torch=torch, static_power_w=float("nan"))

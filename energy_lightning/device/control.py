@@ -1,0 +1,210 @@
+"""Who sets clocks and limits of one GPU: this process through NVML, the privileged helper zeusd, or nobody.
+
+What is permitted is found out once, at the start, without changing anything. NVML has no call that tells. What does is
+setting the power limit to the value it has: the driver checks the caller before it compares, and afterwards everything
+is as it was. Locked clocks ask for the same privilege (root, CAP_SYS_ADMIN) but have no such harmless call: what they
+are locked to cannot be read, so any lock or reset could undo an administrator's. They count as permitted where the
+limit is, or, on boards without a power limit, where this process has the privilege; the first lock then shows it.
+Not seen this way: somebody who sets another limit in the microseconds between the reading and the setting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from energy_lightning.device.finding import FoundGpu
+from energy_lightning.types import DeviceError
+
+HOW_TO_PERMIT = (
+    "it needs root or the capability SYS_ADMIN (docker run --cap-add SYS_ADMIN), or the daemon zeusd, run by an "
+    "administrator, with ZEUSD_SOCK_PATH set to its socket"
+)
+
+
+class Refused(DeviceError):
+    """The driver, or who stands before it, does not let us change a setting; one line says what is missing.
+
+    Attributes:
+        needs_permission: the caller's privilege is missing, which every other setting needs too.
+    """
+
+    def __init__(self, message: str, *, needs_permission: bool = False) -> None:
+        super().__init__(message)
+        self.needs_permission = needs_permission
+
+
+class Control(Protocol):
+    """Sets one GPU. Every method raises `Refused` and then has changed nothing.
+
+    Attributes:
+        via: how, for people.
+        zeusd_socket: the daemon's socket; None: NVML itself.
+    """
+
+    @property
+    def via(self) -> str: ...  # noqa: D102
+    @property
+    def zeusd_socket(self) -> str | None: ...  # noqa: D102
+
+    def lock_clocks(self, least_mhz: int, most_mhz: int) -> None:
+        """Keep the SM clock within a range."""
+        ...
+
+    def reset_clocks(self) -> None:
+        """Give the SM clock back to the driver."""
+        ...
+
+    def set_power_limit(self, power_limit_w: float) -> None:
+        """Set the board's power limit."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """What may be set on one GPU.
+
+    Attributes:
+        control: who sets it; None: nobody.
+        can_lock_frequency, can_set_power_limit: which of the two.
+        reason: what is missing and what would permit it; "" where nothing is.
+    """
+
+    control: Control | None
+    can_lock_frequency: bool = False
+    can_set_power_limit: bool = False
+    reason: str = ""
+
+
+class NvmlControl:
+    """Sets a GPU through NVML."""
+
+    via, zeusd_socket = "through NVML", None
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        self._nvml, self._handle = nvml, handle
+
+    def lock_clocks(self, least_mhz: int, most_mhz: int) -> None:
+        """Keep the SM clock within a range."""
+        self._set("locking the SM clock", self._nvml.nvmlDeviceSetGpuLockedClocks, least_mhz, most_mhz)
+
+    def reset_clocks(self) -> None:
+        """Give the SM clock back to the driver."""
+        self._set("unlocking the SM clock", self._nvml.nvmlDeviceResetGpuLockedClocks)
+
+    def set_power_limit(self, power_limit_w: float) -> None:
+        """Set the board's power limit."""
+        limit_mw = round(power_limit_w * 1e3)  # NVML takes mW
+        self._set("setting the power limit", self._nvml.nvmlDeviceSetPowerManagementLimit, limit_mw)
+
+    def _set(self, what: str, call: Callable[..., object], *values: int) -> None:
+        try:
+            call(self._handle, *values)
+        except self._nvml.NVMLError as error:
+            denied = error.value == self._nvml.NVML_ERROR_NO_PERMISSION
+            hint = f": {HOW_TO_PERMIT}" if denied else ""
+            raise Refused(f"{what} was refused ({error}){hint}", needs_permission=denied) from error
+
+
+class ZeusdControl:
+    """Sets a GPU through zeusd, which counts GPUs as NVML does on its side.
+
+    Args:
+        client: zeus.utils.zeusd.ZeusdClient.
+        index: the GPU.
+        socket: where the daemon listens.
+    """
+
+    def __init__(self, client: Any, index: int, socket: str) -> None:
+        self._client, self._index = client, index
+        self.via, self.zeusd_socket = f"through zeusd at {socket}", socket
+
+    def lock_clocks(self, least_mhz: int, most_mhz: int) -> None:
+        """Keep the SM clock within a range."""
+        self._set("locking the SM clock", self._client.set_gpu_locked_clocks, least_mhz, most_mhz)
+
+    def reset_clocks(self) -> None:
+        """Give the SM clock back to the driver."""
+        self._set("unlocking the SM clock", self._client.reset_gpu_locked_clocks)
+
+    def set_power_limit(self, power_limit_w: float) -> None:
+        """Set the board's power limit."""
+        self._set("setting the power limit", self._client.set_power_limit, round(power_limit_w * 1e3))  # zeusd takes mW
+
+    def _set(self, what: str, call: Callable[..., object], *values: int) -> None:
+        try:
+            call([self._index], *values)
+        except zeusd_errors() as error:
+            raise Refused(f"{what} was refused by zeusd at {self.zeusd_socket} ({error})") from error
+
+
+def zeusd_errors() -> tuple[type[Exception], ...]:
+    """What a call to zeusd may raise: Zeus's errors, and those of its HTTP client, which it passes on."""
+    import httpx
+    from zeus.exception import ZeusBaseError
+
+    return ZeusBaseError, httpx.HTTPError
+
+
+def find_control(nvml: Any, gpu: FoundGpu) -> Permissions:
+    """What this process may set on `gpu`, through zeusd where Zeus finds one (ZEUSD_SOCK_PATH), else through NVML."""
+    if gpu.is_mig:
+        return Permissions(None, reason="MIG: a change would hit the GPU's other slices, so there is no control")
+    socket, fault = _zeusd_socket(), ""
+    if socket is not None:
+        try:
+            return Permissions(_open_zeusd(nvml, gpu, socket), True, True)
+        except Refused as error:
+            fault = f"; {error}"
+    permissions = _preflight(nvml, gpu)
+    return permissions if permissions.control else Permissions(None, reason=permissions.reason + fault)
+
+
+def _zeusd_socket() -> str | None:
+    from zeus.utils.zeusd import ZeusdConfig
+
+    config = ZeusdConfig.from_env()
+    return None if config is None else config.socket_path
+
+
+def _open_zeusd(nvml: Any, gpu: FoundGpu, socket: str) -> ZeusdControl:
+    """Raises Refused where the daemon is away, may not control, or may count GPUs otherwise than we do."""
+    from zeus.utils.zeusd import ZeusdClient, ZeusdConfig, require_capabilities
+
+    try:
+        client = ZeusdClient(ZeusdConfig.from_env() or ZeusdConfig.uds(socket))
+        require_capabilities(client, read_gpu=True, control_gpu=True, gpu_ids=[gpu.index])
+        before_mj = nvml.nvmlDeviceGetTotalEnergyConsumption(gpu.handle)
+        daemon_mj = client.get_gpu_energy([gpu.index])[gpu.index]
+        after_mj = nvml.nvmlDeviceGetTotalEnergyConsumption(gpu.handle)
+    except zeusd_errors() as error:
+        raise Refused(f"zeusd at {socket} cannot be used ({error})") from error
+    except nvml.NVMLError as error:
+        raise Refused(f"zeusd at {socket} cannot be told to mean the same GPU ({error})") from error
+    if not before_mj <= daemon_mj <= after_mj:  # a container shows some GPUs only, and counts them from 0
+        raise Refused(
+            f"GPU {gpu.index} of zeusd at {socket} is another one than {gpu.uuid}: their energy counters differ; show "
+            "the container all GPUs of the machine, and choose with CUDA_VISIBLE_DEVICES"
+        )
+    return ZeusdControl(client, gpu.index, socket)
+
+
+def _preflight(nvml: Any, gpu: FoundGpu) -> Permissions:
+    """What NVML permits, found by setting the power limit to what it is."""
+    control = NvmlControl(nvml, gpu.handle)
+    try:
+        nvml.nvmlDeviceSetPowerManagementLimit(gpu.handle, nvml.nvmlDeviceGetPowerManagementLimit(gpu.handle))
+    except nvml.NVMLError as error:
+        if error.value == nvml.NVML_ERROR_NO_PERMISSION:
+            return Permissions(None, reason=f"clocks and power limits cannot be set: {HOW_TO_PERMIT}")
+        if _is_privileged():
+            return Permissions(control, True, False, f"the power limit cannot be set ({error})")
+        return Permissions(None, reason=f"the power limit cannot be set ({error}), clocks neither: {HOW_TO_PERMIT}")
+    return Permissions(control, True, True)
+
+
+def _is_privileged() -> bool:
+    from zeus.device.common import has_sys_admin
+
+    return bool(has_sys_admin())

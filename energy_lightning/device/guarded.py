@@ -1,0 +1,127 @@
+"""GuardedControl: clocks and limits of one GPU, each change recorded at the guard before it is made."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from energy_lightning.device.control import Control, Permissions, Refused
+from energy_lightning.device.guard import Change, HardwareGuard
+from energy_lightning.device.undo import Previous, Setting
+from energy_lightning.types import DeviceError
+
+_log = logging.getLogger(__name__)
+
+
+class GuardedControl:
+    """Sets one GPU as far as that is permitted, and gives back what it set.
+
+    A refusal, by the driver or by the guard (another job has the GPU), is no error: one line says so, what was asked is
+    not recorded as set, and it is not tried again. May be used from several threads: the guard lets no restore in
+    between a record and its change, so a change on its way when `close` is called is given back after it.
+
+    Args:
+        name, uuid: the GPU, for people and for the records.
+        permissions: what was permitted at the start.
+        guard: gives back; None: one of this GPU alone, made by `new_guard` when first needed.
+        new_guard: zeusd's socket or None -> HardwareGuard.
+
+    Attributes:
+        can_lock, can_limit: what may still be set.
+        missing: what may not, and what would permit it; "" if nothing is missing.
+        locked_mhz: SM clock locked here; None: none is.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        uuid: str,
+        permissions: Permissions,
+        guard: HardwareGuard | None,
+        new_guard: Callable[[str | None], HardwareGuard],
+    ) -> None:
+        self._name, self._uuid, self._control = name, uuid, permissions.control
+        self.can_lock, self.can_limit = permissions.can_lock_frequency, permissions.can_set_power_limit
+        self.missing = permissions.reason
+        self.locked_mhz: int | None = None
+        self._given_guard, self._new_guard = guard, new_guard
+        self._own_guard: HardwareGuard | None = None
+        self._has_set_limit = self._closed = False
+
+    @property
+    def guard(self) -> HardwareGuard:
+        """Gives back what is set here."""
+        if self._given_guard is not None:
+            return self._given_guard
+        if self._own_guard is None:
+            self._own_guard = self._new_guard(None if self._control is None else self._control.zeusd_socket)
+        return self._own_guard
+
+    @property
+    def reason(self) -> str:
+        """What can be set and how, or what is missing."""
+        settable = {"SM clocks": self.can_lock, "power limits": self.can_limit}
+        able = " and ".join(name for name, can in settable.items() if can)
+        parts = [f"{able} are set {self._control.via}"] if able and self._control else []
+        return "; ".join([*parts, *([self.missing] if self.missing else [])]) or "nothing can be set"
+
+    def lock(self, frequency_mhz: int) -> None:
+        """Lock the SM clock."""
+
+        def make(control: Control, change: Change) -> None:
+            control.lock_clocks(frequency_mhz, frequency_mhz)
+            self.locked_mhz = frequency_mhz
+
+        if self.can_lock:
+            self._change("sm_clock", None, make)
+
+    def set_limit(self, power_limit_w: float, read_w: Callable[[], float]) -> None:
+        """Set the power limit; `read_w` tells the one that is set."""
+
+        def make(control: Control, change: Change) -> None:
+            control.set_power_limit(power_limit_w)
+            self._has_set_limit, change.applied = True, read_w()
+
+        if self.can_limit:
+            self._change("power_limit", read_w(), make)
+
+    def unlock(self) -> None:
+        """Give the clock back as it was, if it was locked here."""
+        if self.locked_mhz is not None:
+            self.locked_mhz = None
+            self.guard.restore(self._uuid, "sm_clock")
+
+    def reset_limit(self) -> None:
+        """Back to the limit before the first `set_limit`."""
+        if self._has_set_limit:
+            self._has_set_limit = False
+            self.guard.restore(self._uuid, "power_limit")
+
+    def close(self) -> None:
+        """Give everything back; nothing is set from then on. Idempotent."""
+        self._closed = True
+        self.unlock()
+        self.reset_limit()
+        if self._own_guard is not None:
+            self._own_guard.close()
+
+    def _change(self, setting: Setting, previous: Previous, make: Callable[[Control, Change], None]) -> None:
+        if self._control is None or self._closed:
+            return
+        try:
+            with self.guard.changing(self._uuid, setting, previous) as change:
+                change.refused = True
+                if not self._closed:
+                    make(self._control, change)
+                    change.refused = False
+        except DeviceError as error:
+            self._fall(setting, error)
+
+    def _fall(self, setting: Setting, error: DeviceError) -> None:
+        """Go on with less; a permission that is gone is gone for both settings."""
+        lost = isinstance(error, Refused) and error.needs_permission
+        self.can_lock = self.can_lock and not (lost or setting == "sm_clock")
+        self.can_limit = self.can_limit and not (lost or setting == "power_limit")
+        self.missing = str(error)
+        left = "" if self.can_lock or self.can_limit else " From here on it is measured only."
+        _log.warning("%s (%s): %s. Training goes on.%s", self._name, self._uuid, error, left)
