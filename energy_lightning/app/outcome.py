@@ -14,7 +14,7 @@ from energy_lightning.app.folder import RunFolder
 from energy_lightning.frontier import FrontierPoint
 from energy_lightning.report import ComparisonRow, FrontierPicture, draw_frontier, draw_search, print_comparison
 from energy_lightning.search import Finding
-from energy_lightning.types import Budget, Plan
+from energy_lightning.types import Budget, DeviceMode, Plan
 
 CHOSEN = "kareus"
 EMULATED_SUFFIX = " (emulated)"  # tables and pictures say it in their own way
@@ -28,6 +28,7 @@ class RunOutcome:
     Attributes:
         device: name of the GPU; None where nothing was accounted.
         emulated: whether its numbers are emulated.
+        mode: what the GPU permitted at the end ("full", "measure-only", "time-only"); None without a GPU.
         workload: plain values of the job's shape, or None.
         rehearsed: the workload is not the trained model's own.
         budget: the budget.
@@ -41,6 +42,7 @@ class RunOutcome:
 
     device: str | None
     emulated: bool
+    mode: DeviceMode | None
     workload: Mapping[str, Any] | None
     rehearsed: bool
     budget: Budget
@@ -79,6 +81,7 @@ class OutcomeRecorder(Callback):
         self.outcome = RunOutcome(
             device=None if device is None else device.name.removesuffix(EMULATED_SUFFIX),
             emulated=device is not None and device.emulated,
+            mode=None if device is None else device.mode,
             workload=None if workload is None else workload.key(),
             rehearsed=strategy.rehearsing,
             budget=strategy.budget,
@@ -123,6 +126,7 @@ def report(
     folder.update(
         emulated=outcome.emulated,
         device=outcome.device,
+        mode=outcome.mode,
         workload=outcome.workload,
         rehearsed=outcome.rehearsed,
         budget=str(outcome.budget),

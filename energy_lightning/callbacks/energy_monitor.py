@@ -9,10 +9,10 @@ from typing import Any
 
 from energy_lightning.callbacks.job import degrading, find_callback, gather_rows, gpu_identity, job_of, say
 from energy_lightning.callbacks.monitored import Monitored, choose_monitored
+from energy_lightning.callbacks.observed import TemperatureLog
 from energy_lightning.callbacks.partition_profiler import PartitionProfilerMixin
 from energy_lightning.device import Device
 from energy_lightning.measure import AppendLog, EnergyMeter, EnergyTotal, WindowReading, rows_up_to, sum_over_gpus
-from energy_lightning.measure.meter import probe_refresh_s
 from energy_lightning.types import EnergyLightningError
 from energy_lightning.workload import Workload
 
@@ -28,6 +28,9 @@ class EnergyMonitorMixin:
         power_w           W       mean power over it
         total_time_s      s       all steps so far, logged once an epoch
         total_energy_j    J       all steps so far, summed over the job's distinct GPUs, logged once an epoch
+
+    What a real GPU permits is said at the start; the line at an epoch's end tells the range of temperatures too. Normal
+    steps never wait for the GPU.
 
     Totals continue from a checkpoint. Ranks are summed once an epoch and when a checkpoint is written.
 
@@ -55,6 +58,7 @@ class EnergyMonitorMixin:
         self._monitored: Monitored | None = None
         self._meter: EnergyMeter | None = None
         self._window, self._window_steps, self._window_s = EnergyTotal(), 0, 0.0
+        self._temperatures: TemperatureLog | None = None
         self._left_out, self._last_global_step = EnergyTotal(), 0
         self._before = EnergyTotal()  # of the whole job, when this fit began
         self._started = False
@@ -77,8 +81,8 @@ class EnergyMonitorMixin:
             gpu=self._gpu,
             clock_s=self._clock_s,
         )
-        if self._monitored.note:
-            say(trainer, self._monitored.note)
+        for line in filter(None, (self._monitored.note, self._monitored.mode_line)):
+            say(trainer, line)
         self._last_global_step, self.own, self._before = trainer.global_step, EnergyTotal(), self.total
         self._started = True
         with degrading(lambda line: self._give_up(trainer, line)):
@@ -107,7 +111,10 @@ class EnergyMonitorMixin:
         # Summed already: with both flags Lightning neither reduces again nor recommends that it should.
         options = {"on_step": False, "on_epoch": True, "sync_dist": True, "rank_zero_only": True, "batch_size": 1}
         pl_module.log_dict(self._named(metrics), **options)
+        if self._temperatures is not None:
+            self._temperatures.read()
         say(trainer, self.summary(trainer.current_epoch))
+        self._temperatures = None if self._monitored is None else TemperatureLog(self._monitored.device.temperature_c)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """What follows is not training."""
@@ -166,14 +173,17 @@ class EnergyMonitorMixin:
         if self._has_energy:
             power_w = self.own.energy_j / self.own.time_s if self.own.time_s else 0.0
             line += f", {self.total.energy_j:.4g} J over the GPUs of all processes, {power_w:.0f} W on this one"
+        if self._temperatures is not None and self._temperatures.text:
+            line += f", {self._temperatures.text}"
         if not self.total.complete:
             line += " (incomplete: some energy readings were void)" if self._has_energy else ", energy not known"
         return line + (f" (EMULATED: {device.name})" if device.emulated else f" ({device.name})")
 
     def _open(self, trainer: Any, device: Any) -> None:
         self._meter = EnergyMeter(device)
+        self._temperatures = TemperatureLog(device.temperature_c)
         if device.energy_source == "counter":
-            self._window_s = REFRESHES_PER_WINDOW * probe_refresh_s(device)
+            self._window_s = REFRESHES_PER_WINDOW * device.counter_refresh_s
         if self._records is not None and trainer.is_global_zero:
             _drop_later(self._records, trainer.global_step)
         self._left_out = _spent_in_profiling(trainer)
@@ -185,9 +195,11 @@ class EnergyMonitorMixin:
         self._add(reading)
         self.num_steps += 1
         self._window_steps += 1
-        if self._records is not None and trainer.is_global_zero:
+        if self._temperatures is not None:
+            self._temperatures.add(reading.time_s)
+        if self._records is not None and self._monitored is not None and trainer.is_global_zero:
             row = {"step": trainer.global_step, "time_s": reading.time_s, "energy_j": reading.energy_j}
-            self._records.append([{**row, "source": reading.source}])
+            self._records.append([{**row, "source": reading.source, "mode": self._monitored.device.mode}])
         if self._window.time_s < self._window_s:
             return
         window, num_steps = self._window, self._window_steps

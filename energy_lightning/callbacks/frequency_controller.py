@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from energy_lightning.callbacks.drift import DriftWatch
+from energy_lightning.callbacks.energy_monitor import EnergyMonitorMixin
 from energy_lightning.callbacks.frontier_optimizer import FrontierOptimizerMixin
 from energy_lightning.callbacks.job import JobStrategy, degrading, find_callback, job_of, report, say
 from energy_lightning.callbacks.observed import ClockLog
@@ -69,7 +70,8 @@ class FrequencyControllerMixin:
         self._switcher = self._fault = None
         if self._device is not None:
             self._switcher = FrequencySwitcher(self._device, min_dwell_s=self._min_dwell_s)
-            if not self._device.can_lock_frequency:
+            told = not self._device.virtual_clock and find_callback(trainer, EnergyMonitorMixin) is not None
+            if not self._device.can_lock_frequency and not told:
                 say(trainer, f"no permission to set the clock of {self._device.name}: plans run without it")
         if job is not None and job.plan is not None:
             say(trainer, f"follows the plan it was given: {_described(job.plan)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from energy_lightning.callbacks.composition import (
@@ -16,6 +17,7 @@ from energy_lightning.callbacks.composition import (
 )
 from energy_lightning.callbacks.frontier_search import FrontierSearch, SearchSettings
 from energy_lightning.callbacks.job import JobStrategy, clock_is_controlled, job_of, on_rank_zero, say
+from energy_lightning.callbacks.priors import namesake
 from energy_lightning.callbacks.spaces import partition_tasks
 from energy_lightning.device import Device, measure_switch_time_s
 from energy_lightning.frontier import FrontierPoint
@@ -90,6 +92,11 @@ class FrontierOptimizerMixin:
     def num_remaining(self) -> int:
         """On rank 0: at most this many measurements are still to come."""
         return 0 if self._search is None else self._search.num_remaining
+
+    @property
+    def conditions(self) -> str:
+        """On rank 0, while profiling: how warm the GPU was and how far repeats lie apart, "" where not known."""
+        return "" if self._search is None else self._search.conditions()
 
     # Lightning's hooks
 
@@ -183,7 +190,8 @@ class FrontierOptimizerMixin:
             clock_locked=self.clock_controlled,
         )
         tasks = partition_tasks(workload, device, frequencies_mhz=self._frequencies_mhz, locked=self.clock_controlled)
-        self._search = FrontierSearch(tasks, store, costs, self._settings)
+        settings = replace(self._settings, prior_gpu=namesake(device))
+        self._search = FrontierSearch(tasks, store, costs, settings)
         return note
 
     def _measure_switch(self, device: Device) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energy_lightning.callbacks.composition import IterationCosts, Outcome, compose_outcome
+from energy_lightning.callbacks.priors import prior_of
 from energy_lightning.callbacks.spaces import PartitionTask
+from energy_lightning.emulation import GPU
 from energy_lightning.measure import MeasurementStore, PartitionConfig, Request
 from energy_lightning.search import BatchSizes, Finding, MultiPassOptimizer
 from energy_lightning.types import Budget, Measurement
@@ -25,11 +28,13 @@ class SearchSettings:
         passes: "default", "published" or "random".
         seed: equal seeds give equal searches; every partition gets a stream of its own.
         sizes: batch sizes and early stop; None takes those of the passes.
+        prior_gpu: model of the real GPU that is measured, whose expectations the search starts from, or None.
     """
 
     passes: str = "default"
     seed: int = 0
     sizes: BatchSizes | None = None
+    prior_gpu: GPU | None = None
 
 
 # Root mean square deviation of measurements from the surrogates, relative. Exact measurements are met to some 0.05%,
@@ -79,6 +84,7 @@ class FrontierSearch:
         self._turns = deque(self._optimizers)
         self._completed = False
         self.num_measured = 0
+        self._temperatures_c: list[float] = []
         self.history: list[dict[str, Any]] = []
 
     def ask(self, limit: int) -> list[Request]:
@@ -92,6 +98,8 @@ class FrontierSearch:
     def tell(self, config: PartitionConfig, measurement: Measurement) -> None:
         """Keep a measurement on disk and let the search learn from it. OSError when it cannot be written."""
         self.num_measured += 1
+        if measurement.temperature_c is not None:
+            self._temperatures_c.append(measurement.temperature_c)
         self._learn(config, measurement)
         self.store.add(config, measurement)
 
@@ -110,6 +118,22 @@ class FrontierSearch:
     def findings(self) -> dict[str, list[Finding]]:
         """Partition -> what its search measured and which pass proposed it, in the order of measuring."""
         return {name: optimizer.history() for name, optimizer in self._optimizers.items() if optimizer.num_told}
+
+    def conditions(self) -> str:
+        """How warm the GPU was and how far repeats of a configuration lie apart, for people; "" where nothing is known.
+
+        The spread is the median over repeated configurations of the standard deviation relative to the mean.
+        """
+        texts = []
+        if self._temperatures_c:
+            texts.append(f"at {min(self._temperatures_c):.0f} to {max(self._temperatures_c):.0f} C")
+        repeated = [known for known in self.store.measurements().values() if known.valid and known.num_repeats > 1]
+        if repeated:
+            time = statistics.median(known.time_std_s / known.time_s for known in repeated)
+            text = f"{len(repeated)} repeated ones spread by {time:.1%} in time"
+            energies = [known.energy_std_j / known.energy_j for known in repeated if known.energy_j]
+            texts.append(text + (f", {statistics.median(energies):.1%} in energy" if energies else ""))
+        return ", ".join(texts)
 
     def outcome(self, budget: Budget) -> Outcome:
         """Frontiers and choice from all measurements so far; errors as in `compose_outcome`.
@@ -155,6 +179,7 @@ class FrontierSearch:
             static_power_w=self._costs.static_power_w,
             seed=settings.seed + number,
             passes=settings.passes,
+            prior=prior_of(task, settings.prior_gpu),
             sizes=sizes,
         )
         members = {tuple(task.space[i].items()) for i in range(len(task.space))}

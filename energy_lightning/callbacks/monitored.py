@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from energy_lightning.device import Device, EmulatedDevice, open_device
-from energy_lightning.types import DeviceError, EnergySource, Plan
+from energy_lightning.device.modes import describe_mode
+from energy_lightning.types import DeviceError, DeviceMode, EnergySource, Plan
 from energy_lightning.workload import Workload
 
 
@@ -15,13 +16,18 @@ class ClockOnly:
     """Stands in where no GPU can be measured: wall time, and no energy."""
 
     name = "this machine"
-    emulated = False
+    emulated = virtual_clock = False
     energy_source: EnergySource = "none"
+    mode: DeviceMode = "time-only"
 
     def __init__(self, clock_s: Callable[[], float]) -> None:
         self.now_s = clock_s
 
     def energy_j(self) -> float | None:
+        """Not known."""
+        return None
+
+    def temperature_c(self) -> float | None:
         """Not known."""
         return None
 
@@ -48,6 +54,11 @@ class Monitored:
     owned: bool = False
     driven: bool = False
     note: str = ""
+
+    @property
+    def mode_line(self) -> str:
+        """What a real GPU permits, in one line; "" where there is none (an emulated one permits everything)."""
+        return "" if isinstance(self.device, ClockOnly) or self.device.virtual_clock else describe_mode(self.device)
 
     def account_batch(self) -> None:
         """One microbatch has run."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from energy_lightning.device import ClockChange
+
+TEMPERATURE_INTERVAL_S = 1.0
 
 
 class ClockLog:
@@ -42,21 +44,35 @@ def _described(asked_mhz: int, changes: list[ClockChange]) -> str:
     return f"asked {asked_mhz} MHz, seen {seen} MHz {len(changes)} times ({why})"
 
 
-class TemperatureRange:
-    """Least, mean and highest of the temperatures seen."""
+class TemperatureLog:
+    """Range of a GPU's temperature, read about once a second.
 
-    def __init__(self) -> None:
+    Args:
+        read_c: the temperature now; None: not known.
+    """
+
+    def __init__(self, read_c: Callable[[], float | None]) -> None:
+        self._read_c = read_c
+        self._since_reading_s = 0.0
         self._readings_c: list[float] = []
 
-    def add(self, temperature_c: float | None) -> None:
-        """Count a reading; None (not known) is left out."""
+    def add(self, time_s: float) -> None:
+        """Count time that has passed; a reading is taken where enough has."""
+        self._since_reading_s += time_s
+        if self._since_reading_s >= TEMPERATURE_INTERVAL_S:
+            self.read()
+
+    @property
+    def text(self) -> str:
+        """Such as "61 to 67 C"; "" where nothing is known."""
+        if not self._readings_c:
+            return ""
+        least, most = f"{min(self._readings_c):.0f}", f"{max(self._readings_c):.0f}"
+        return f"{least} C" if least == most else f"{least} to {most} C"
+
+    def read(self) -> None:
+        """Take a reading now."""
+        self._since_reading_s = 0.0
+        temperature_c = self._read_c()
         if temperature_c is not None:
             self._readings_c.append(temperature_c)
-
-    def take_text(self) -> str:
-        """ "61 to 67 C" since the last call, "" where nothing is known."""
-        readings_c, self._readings_c = self._readings_c, []
-        if not readings_c:
-            return ""
-        least, most = f"{min(readings_c):.0f}", f"{max(readings_c):.0f}"
-        return f"{least} C" if least == most else f"{least} to {most} C"

@@ -200,7 +200,7 @@ class PartitionProfilerMixin:
             optimizer.report(trainer, requests, self._measure(trainer, job, requests, optimizer.clock_controlled))
             self._show(optimizer)
         if requests is not None:
-            self._say_cost(trainer, job)
+            self._say_cost(trainer, job, optimizer.conditions)
             optimizer.decide(trainer, job)
             self._finish()
         elif self._last_step and self._num_steps >= self._last_step:
@@ -243,14 +243,12 @@ class PartitionProfilerMixin:
             raise DeviceError(fault or f"measuring failed on rank {failed[0]}; its log says why")
         return merge_ranks(own, [row[2:] for row in rows])
 
-    def _say_cost(self, trainer: Any, job: JobStrategy) -> None:
+    def _say_cost(self, trainer: Any, job: JobStrategy, conditions: str) -> None:
         if self.num_measured:
             device: Any = job.device
             label = "EMULATED " if device.emulated else ""
-            say(
-                trainer,
-                f"{self.num_measured} configurations measured in {label}{self.spent.time_s:.0f} s of {device.name}",
-            )
+            line = f"{self.num_measured} configurations measured in {label}{self.spent.time_s:.0f} s of {device.name}"
+            say(trainer, ", ".join(filter(None, (line, conditions))))
 
     def _show(self, optimizer: FrontierOptimizerMixin) -> None:
         if self._progress is not None:
