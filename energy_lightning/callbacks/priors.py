@@ -28,7 +28,7 @@ def namesake(device: Device) -> GPU | None:
 
 
 def prior_of(task: PartitionTask, gpu: GPU | None) -> Prior | None:
-    """Candidate of the task's space -> expected (time in s, energy in J); None without a model, or where it cannot say."""
+    """Candidate of the task's space -> expected (time in s, energy in J); None where no model can say."""
     if gpu is None or task.space is None:
         return None
     expected: dict[tuple[Any, ...], tuple[float, float]] = {}

@@ -55,7 +55,7 @@ def test_it_expects_what_the_model_says(number: int) -> None:
     assert prior(candidate) == (expected.time_s, expected.energy_j)
 
 
-def test_without_a_model_and_with_clocks_it_lacks_there_is_none() -> None:
+def test_without_a_model_or_with_one_that_knows_no_bf16_there_is_none() -> None:
     assert prior_of(FWD_ATTN, None) is None
     assert prior_of(FWD_ATTN, GPU.load("v100")) is None
 
