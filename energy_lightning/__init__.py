@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         KareusStrategy,
         PartitionProfiler,
         PowerLimitOptimizer,
+        RecurringJob,
     )
     from energy_lightning.predict import EnergyLens, FineTuningEnergy, SpeedupLaw
     from energy_lightning.recurring import BatchSizeOptimizer, choose_power_limit
@@ -46,6 +47,7 @@ __all__ = [
     "PhasePlan",
     "Plan",
     "PowerLimitOptimizer",
+    "RecurringJob",
     "Schedule",
     "SpeedupLaw",
     "Workload",
@@ -61,6 +63,7 @@ _NAMES_IN = {
         "KareusStrategy",
         "PartitionProfiler",
         "PowerLimitOptimizer",
+        "RecurringJob",
     ),
     "energy_lightning.predict": ("EnergyLens", "FineTuningEnergy", "SpeedupLaw"),
     "energy_lightning.recurring": ("BatchSizeOptimizer", "choose_power_limit"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.strategies import DDPStrategy
 
+from energy_lightning.batch_size import RecurringJobMixin
 from energy_lightning.callbacks import build_callbacks
 from energy_lightning.power_limit import PowerLimitOptimizerMixin
 from energy_lightning.strategy import KareusMixin
@@ -15,8 +16,10 @@ EnergyMonitor = _callback_types["EnergyMonitor"]
 PartitionProfiler = _callback_types["PartitionProfiler"]
 FrontierOptimizer = _callback_types["FrontierOptimizer"]
 FrequencyController = _callback_types["FrequencyController"]
-_more = build_callbacks(Callback, __name__, {"PowerLimitOptimizer": PowerLimitOptimizerMixin})
-PowerLimitOptimizer = _more["PowerLimitOptimizer"]
+_zeus_mixins = {"PowerLimitOptimizer": PowerLimitOptimizerMixin, "RecurringJob": RecurringJobMixin}
+_zeus_types = build_callbacks(Callback, __name__, _zeus_mixins)
+PowerLimitOptimizer = _zeus_types["PowerLimitOptimizer"]
+RecurringJob = _zeus_types["RecurringJob"]
 
 
 class KareusStrategy(KareusMixin, ParallelExecutionMixin, DDPStrategy):  # type: ignore[misc]  # typed for the other
@@ -33,4 +36,5 @@ __all__ = [
     "KareusStrategy",
     "PartitionProfiler",
     "PowerLimitOptimizer",
+    "RecurringJob",
 ]

@@ -1,6 +1,6 @@
 """Recurring jobs and power limits, as in Zeus and beyond (floor 1: numpy and the standard library's sqlite3)."""
 
-from energy_lightning.recurring.optimizer import POLICIES, BatchSizeOptimizer, Belief
+from energy_lightning.recurring.optimizer import BatchSizeOptimizer, Belief
 from energy_lightning.recurring.power import PowerLimitSample, PowerObjective, choose_power_limit, power_limit_steps
 from energy_lightning.recurring.runs import (
     RecurringError,
@@ -10,12 +10,14 @@ from energy_lightning.recurring.runs import (
     TargetNeverReachedWarning,
 )
 from energy_lightning.recurring.scaling import scaled_learning_rate
+from energy_lightning.recurring.settings import POLICIES, JobSettings
 from energy_lightning.recurring.sweep import PowerSweep
 
 __all__ = [
     "POLICIES",
     "BatchSizeOptimizer",
     "Belief",
+    "JobSettings",
     "PowerLimitSample",
     "PowerObjective",
     "PowerSweep",

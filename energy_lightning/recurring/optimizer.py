@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
-from energy_lightning.recurring import learned, published
 from energy_lightning.recurring import store as rows
 from energy_lightning.recurring.runs import (
     CostRule,
     Outcome,
     RecurringError,
     Run,
+    StoreError,
     TargetNeverReachedError,
     TargetNeverReachedWarning,
     View,
 )
+from energy_lightning.recurring.settings import POLICIES, JobSettings
 from energy_lightning.recurring.store import RunStore
-
-POLICIES = {"learned": learned, "published": published}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,21 +68,55 @@ class BatchSizeOptimizer:
         lease_s: float = 6 * 3600.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.batch_sizes, self.default = _checked_arms(batch_sizes, default), default
-        self.cost = CostRule(eta=eta, max_power_w=max_power_w)
-        if not 1.0 < beta < math.inf:
-            raise RecurringError(f"beta must be more than 1 and finite, got {beta}: 2.0 stops at twice the least cost")
-        if policy not in POLICIES:
-            raise RecurringError(f"unknown policy {policy!r}; known: {', '.join(POLICIES)}")
-        if (window is not None and window < len(self.batch_sizes)) or not 0.0 < lease_s < math.inf:
-            raise RecurringError(
-                f"window must hold a run of each of {len(self.batch_sizes)} batch sizes and lease_s be positive, "
-                f"got window={window}, lease_s={lease_s}"
-            )
-        self.beta, self.window, self.lease_s = beta, window, lease_s
+        self.settings = JobSettings.parse(
+            batch_sizes,
+            default=default,
+            max_power_w=max_power_w,
+            eta=eta,
+            beta=beta,
+            policy=policy,
+            window=window,
+            lease_s=lease_s,
+        )
         self._policy, self._seed, self._clock = POLICIES[policy], seed, clock
         self._open: dict[int, int] = {}  # run_id -> batch size of this process's suggestions, oldest first
         self._store = RunStore(store)
+        self._keep_settings()
+
+    @classmethod
+    def of_store(cls, store: str | Path) -> BatchSizeOptimizer:
+        """The optimizer of a store that is there, as it was last set. StoreError where it holds no settings."""
+        with RunStore(store, create=False).changing() as connection:
+            settings = rows.read_settings(connection)
+        if "batch_sizes" not in settings:
+            raise StoreError(f"{store} holds no settings yet: open it once with BatchSizeOptimizer(..., store=...)")
+        return cls(settings.pop("batch_sizes"), store=store, **settings)
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """The arms, ascending."""
+        return self.settings.batch_sizes
+
+    @property
+    def default(self) -> int:
+        """The batch size that the job has run with so far."""
+        return self.settings.default
+
+    @property
+    def cost(self) -> CostRule:
+        """What a run costs."""
+        return self.settings.cost
+
+    def use_max_power(self, max_power_w: float) -> None:
+        """Weigh time with this power limit (of all GPUs together) from now on, also in costs of earlier runs."""
+        self.settings = self.settings.with_max_power(max_power_w)
+        self._keep_settings()
+
+    def _keep_settings(self) -> None:
+        settings = {**asdict(self.settings), "batch_sizes": list(self.batch_sizes)}
+        with self._store.changing() as connection:
+            if rows.read_settings(connection) != settings:
+                rows.write_settings(connection, settings)
 
     def suggest(self, *, power_limit_w: float | None = None) -> int:
         """The batch size of the next run, which holds a lease from now on.
@@ -100,7 +132,7 @@ class BatchSizeOptimizer:
             lost = view.never_reached()
             arm = view.default if lost else self._policy.suggest(view, np.random.default_rng([self._seed, len(runs)]))
             batch_size = self.batch_sizes[arm]
-            run_id = rows.start(connection, batch_size, now_s + self.lease_s, power_limit_w)
+            run_id = rows.start(connection, batch_size, now_s + self.settings.lease_s, power_limit_w)
         self._open[run_id] = batch_size
         if lost:
             warnings.warn(self._never_reached(), TargetNeverReachedWarning, stacklevel=2)
@@ -114,9 +146,9 @@ class BatchSizeOptimizer:
         spent = self.cost(energy_j, time_s)
         with self._store.changing() as connection:
             for run_id in self._open:
-                rows.renew(connection, run_id, self._clock() + self.lease_s)
+                rows.renew(connection, run_id, self._clock() + self.settings.lease_s)
             least = self._view(rows.read(connection), None).least_cost()
-        return least is not None and spent > self.beta * least
+        return least is not None and spent > self.settings.beta * least
 
     def observe(
         self,
@@ -132,12 +164,9 @@ class BatchSizeOptimizer:
         Completes this process's oldest open suggestion of that size; without one, adds a run that nobody suggested.
         Raises RecurringError where the size is no arm or the figures cannot be.
         """
-        if batch_size not in self.batch_sizes:
-            raise RecurringError(
-                f"batch size {batch_size} is none of {list(self.batch_sizes)}: report what was suggested"
-            )
+        self._check_arm(batch_size)
         self.cost(energy_j, time_s)
-        run_id = next((key for key, size in self._open.items() if size == batch_size), None)
+        run_id = self.open_run(batch_size)
         with self._store.changing() as connection:
             known = rows.start(connection, batch_size, 0.0, power_limit_w) if run_id is None else run_id
             report = Run(
@@ -151,6 +180,33 @@ class BatchSizeOptimizer:
             )
             rows.finish(connection, report)
         self._open.pop(known, None)
+
+    def abandon(self, batch_size: int) -> None:
+        """This process's oldest open suggestion of that size will not report: it says nothing of the size."""
+        run_id = self.open_run(batch_size)
+        if run_id is not None:
+            with self._store.changing() as connection:
+                rows.close(connection, run_id)
+            self._open.pop(run_id, None)
+
+    def adopt(self, run_id: int | None, batch_size: int) -> None:
+        """Go on with a run that was suggested earlier, e.g. to a process that was stopped and resumes.
+
+        Where the store does not hold it any more, or it has reported, a new run of that size is open instead.
+        """
+        self._check_arm(batch_size)
+        lease_end_s = self._clock() + self.settings.lease_s
+        with self._store.changing() as connection:
+            known = [run for run in rows.read(connection) if (run.run_id, run.batch_size) == (run_id, batch_size)]
+            if known and known[0].state != "done":
+                rows.renew(connection, known[0].run_id, lease_end_s)
+                self._open[known[0].run_id] = batch_size
+            else:
+                self._open[rows.start(connection, batch_size, lease_end_s, None)] = batch_size
+
+    def open_run(self, batch_size: int) -> int | None:
+        """Number in the store of this process's oldest open suggestion of that size; None: there is none."""
+        return next((key for key, size in self._open.items() if size == batch_size), None)
 
     def best(self, *, power_limit_w: float | None = None) -> int:
         """The batch size believed cheapest; the default before any run. TargetNeverReachedError if none reaches it."""
@@ -181,6 +237,12 @@ class BatchSizeOptimizer:
         """Every run in the store, finished ones first, in the order they reported."""
         return self._store.runs()
 
+    def _check_arm(self, batch_size: int) -> None:
+        if batch_size not in self.batch_sizes:
+            raise RecurringError(
+                f"batch size {batch_size} is none of {list(self.batch_sizes)}: report what was suggested"
+            )
+
     def _view(self, runs: list[Run], power_limit_w: float | None) -> View:
         arms = {size: arm for arm, size in enumerate(self.batch_sizes)}
         known = [run for run in runs if run.batch_size in arms]
@@ -198,7 +260,7 @@ class BatchSizeOptimizer:
             batch_sizes=self.batch_sizes,
             default=arms[self.default],
             outcomes=outcomes,
-            window=self.window,
+            window=self.settings.window,
             running=frozenset(arms[run.batch_size] for run in known if run.state == "running"),
             power_limit_w=power_limit_w,
         )
@@ -208,14 +270,3 @@ class BatchSizeOptimizer:
             f"none of the batch sizes {list(self.batch_sizes)} has reached the target in {self._store.path}; the "
             f"default {self.default} is kept. Lower the target, train longer, or offer other sizes"
         )
-
-
-def _checked_arms(batch_sizes: Sequence[int], default: int) -> tuple[int, ...]:
-    arms = tuple(sorted(set(batch_sizes)))
-    if len(arms) < 2 or len(arms) != len(batch_sizes) or arms[0] < 1 or any(int(arm) != arm for arm in arms):
-        raise RecurringError(f"need two or more different positive batch sizes, got {list(batch_sizes)}")
-    if default not in arms:
-        raise RecurringError(
-            f"default {default} is none of the batch sizes {list(arms)}: add it, or choose one of them"
-        )
-    return tuple(int(arm) for arm in arms)

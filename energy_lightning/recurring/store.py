@@ -7,28 +7,41 @@ all. A file that is not ours is refused before anything is written to it. Not fo
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 from energy_lightning.recurring.runs import Run, StoreError
 
 APPLICATION_ID = 0x454C5242  # "ELRB" in the header of our files
-VERSION = 1
+VERSION = 2
 WAIT_S = 60.0
 COLUMNS = "run_id, batch_size, state, reached_target, energy_j, time_s, power_limit_w"
 TABLE = """CREATE TABLE runs (
     run_id INTEGER PRIMARY KEY, batch_size INTEGER NOT NULL, state TEXT NOT NULL, lease_end_s REAL NOT NULL,
     reached_target INTEGER NOT NULL DEFAULT 0, energy_j REAL, time_s REAL, power_limit_w REAL,
     finished INTEGER UNIQUE)"""
+SINCE_VERSION_2 = (
+    "CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    """CREATE TABLE profiles (
+    batch_size INTEGER NOT NULL, power_limit_w REAL NOT NULL, time_s REAL NOT NULL, energy_j REAL NOT NULL,
+    PRIMARY KEY (batch_size, power_limit_w))""",
+)
 
 
 class RunStore:
-    """Runs of one job in the SQLite file `path`, made if it is not there. StoreError if it is not ours or damaged."""
+    """Runs of one job in the SQLite file `path`, made if it is not there and may be made.
 
-    def __init__(self, path: str | Path) -> None:
+    StoreError if it is not ours or damaged, and where it is missing and `create` is False.
+    """
+
+    def __init__(self, path: str | Path, *, create: bool = True) -> None:
         self.path = Path(path)
+        if not create and not self.path.is_file():
+            raise StoreError(f"no store {self.path}: give the file that BatchSizeOptimizer(store=...) was given")
         if self.path.is_dir() or not self.path.parent.is_dir():
             raise StoreError(f"cannot keep runs in {self.path}: give a file in a folder that exists")
         with self.changing() as connection:
@@ -56,12 +69,12 @@ class RunStore:
         owner = connection.execute("PRAGMA application_id").fetchone()[0]
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if owner == 0 and tables == 0:
-            connection.execute(TABLE)
-            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            for statement in (TABLE, *SINCE_VERSION_2, f"PRAGMA application_id = {APPLICATION_ID}"):
+                connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {VERSION}")
             return
         version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if owner != APPLICATION_ID or version != VERSION:
+        if owner != APPLICATION_ID or not 1 <= version <= VERSION:
             raise StoreError(
                 f"{self.path} is another program's or version's database (application {owner:#x}, version {version}; "
                 f"ours {APPLICATION_ID:#x}, {VERSION}); it was left as it is. Give another path"
@@ -69,11 +82,19 @@ class RunStore:
         verdict = connection.execute("PRAGMA quick_check").fetchone()[0]
         if verdict != "ok":
             raise StoreError(f"{self.path} is damaged ({verdict}); it was left as it is. Give another path")
+        if version == 1:
+            for statement in (*SINCE_VERSION_2, f"PRAGMA user_version = {VERSION}"):
+                connection.execute(statement)
 
     def runs(self) -> list[Run]:
         """All runs, in the order they were suggested."""
         with self.changing() as connection:
             return read(connection)
+
+    def settings(self) -> dict[str, Any]:
+        """See `read_settings`."""
+        with self.changing() as connection:
+            return read_settings(connection)
 
 
 def read(connection: sqlite3.Connection) -> list[Run]:
@@ -112,6 +133,37 @@ def renew(connection: sqlite3.Connection, run_id: int, lease_end_s: float) -> No
     connection.execute(
         "UPDATE runs SET state = 'running', lease_end_s = ? WHERE run_id = ? AND state != 'done'", (lease_end_s, run_id)
     )
+
+
+def close(connection: sqlite3.Connection, run_id: int) -> None:
+    """A run that will not report is over now; nothing happens to one that has."""
+    connection.execute("UPDATE runs SET state = 'dead' WHERE run_id = ? AND state != 'done'", (run_id,))
+
+
+def write_settings(connection: sqlite3.Connection, settings: Mapping[str, Any]) -> None:
+    """Keep the job's settings (plain values), for who looks at the store without them."""
+    rows = [(name, json.dumps(value)) for name, value in settings.items()]
+    connection.executemany("INSERT OR REPLACE INTO settings (name, value) VALUES (?, ?)", rows)
+
+
+def read_settings(connection: sqlite3.Connection) -> dict[str, Any]:
+    """The settings that the latest optimizer was made with; {} in a store without."""
+    return {name: json.loads(value) for name, value in connection.execute("SELECT name, value FROM settings")}
+
+
+def write_profile(connection: sqlite3.Connection, batch_size: int, rows: Sequence[tuple[float, float, float]]) -> None:
+    """Replace what is known of a batch size; rows of (power_limit_w, time_s, energy_j)."""
+    connection.execute("DELETE FROM profiles WHERE batch_size = ?", (batch_size,))
+    connection.executemany("INSERT INTO profiles VALUES (?, ?, ?, ?)", [(batch_size, *row) for row in rows])
+
+
+def read_profile(connection: sqlite3.Connection, batch_size: int) -> list[tuple[float, float, float]]:
+    """(power_limit_w, time_s, energy_j) of a batch size, lowest limit first; [] where it was never profiled."""
+    columns = "SELECT power_limit_w, time_s, energy_j FROM profiles WHERE batch_size = ? ORDER BY power_limit_w"
+    return [
+        (float(limit_w), float(time_s), float(energy_j))
+        for limit_w, time_s, energy_j in connection.execute(columns, (batch_size,))
+    ]
 
 
 def finish(connection: sqlite3.Connection, run: Run) -> None:

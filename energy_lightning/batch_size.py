@@ -1,0 +1,271 @@
+"""RecurringJob: a training that recurs takes its batch size from what earlier runs cost, and reports what it cost."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from energy_lightning.callbacks.attributes import change_attribute
+from energy_lightning.callbacks.job import degrading, gpu_identity, on_rank_zero, say
+from energy_lightning.callbacks.monitored import Monitored
+from energy_lightning.callbacks.recurring_run import RecurringRun, Target, Verdict
+from energy_lightning.callbacks.run_meter import RunMeter, Spent, spent_by_all
+from energy_lightning.callbacks.shared_device import DeviceChoice, gather_objects
+from energy_lightning.device import Device
+from energy_lightning.recurring import JobSettings, RecurringError, scaled_learning_rate
+from energy_lightning.workload import Workload
+
+OPTIONS = ("eta", "beta", "seed", "policy", "window", "lease_s", "max_power_w", "clock")
+
+
+class RecurringJobMixin:
+    """Suggests this run's batch size, stops a run that gets too dear, and reports the run to the store once.
+
+        job = RecurringJob([8, 16, 32, 64], default=32, store="job.sqlite", monitor="val_acc", target=0.84,
+                           learning_rate="lr", scaling="sqrt")
+        Trainer(callbacks=[job]).fit(model, datamodule)
+
+    When fit begins, the attribute `batch_size` of the datamodule or module (or of its hparams) is set, and with
+    `scaling` its learning rate, before loaders and optimizers are made from them. The run ends when `monitor` reaches
+    `target`, or when it has cost `beta` times the least that a run needed to reach it. Cost is that of
+    BatchSizeOptimizer, from the first batch to the last, validation included: energy over all distinct GPUs, time of
+    the slowest rank. Only rank 0 touches the store; a look at the cost is one gather and one broadcast.
+
+    A run that ends without the target is reported as such, also one that ran out of memory. One that was interrupted
+    or failed says nothing of its batch size and is not reported; a killed one neither, its lease ends. A run resumed
+    from a checkpoint goes on under its own batch size, with what it has spent. With PowerLimitOptimizer each batch
+    size runs under its own best limit, so that both are chosen jointly: the first run of a size pays for the sweep. A
+    fast_dev_run suggests and reports nothing.
+
+    Args:
+        batch_sizes: to choose from: values of the attribute, so per process where loaders are.
+        default: the one that the job has run with so far.
+        store: SQLite file that all runs of the job share.
+        monitor, target, mode: the metric (as for EarlyStopping), the value to reach, and whether "max" or "min" is
+            better. Looked at after validation and after each epoch.
+        batch_size, learning_rate: names of the attributes; learning_rate is that of the default batch size.
+        scaling: how the learning rate goes with the batch size: "linear", "sqrt" or "none" (`scaled_learning_rate`).
+        check_every_n_steps: optimizer steps between two looks at the cost.
+        device, workload, gpu: as in EnergyMonitor.
+        options: of BatchSizeOptimizer: eta, beta, seed, policy, window, lease_s, max_power_w (left out: the highest
+            limits of the GPUs together).
+
+    Raises:
+        RecurringError: settings that cannot be; when fit begins, attributes that nothing has, and StoreError; with the
+            first batch, energy that cannot be measured though eta > 0.
+    """
+
+    def __init__(  # what users may set, each by keyword
+        self,
+        batch_sizes: Sequence[int],
+        *,
+        default: int,
+        store: str | Path,
+        monitor: str,
+        target: float,
+        mode: Literal["min", "max"] = "max",
+        batch_size: str = "batch_size",
+        learning_rate: str = "learning_rate",
+        scaling: str = "none",
+        check_every_n_steps: int = 50,
+        device: Device | str | None = None,
+        workload: Workload | str | None = None,
+        gpu: str = "a100-sxm4-40gb",
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        if unknown := sorted(set(options) - set(OPTIONS)):
+            known = [*inspect.signature(RecurringJobMixin).parameters][:-1] + list(OPTIONS)
+            raise RecurringError(f"RecurringJob has no option {unknown[0]!r}; known: {', '.join(known)}")
+        if check_every_n_steps < 1:
+            raise RecurringError(f"check_every_n_steps must be 1 or more, got {check_every_n_steps}")
+        self._target = Target(monitor=monitor, value=float(target), mode=mode)
+        self._settings = {"default": default, **options}
+        checked = {name: value for name, value in self._settings.items() if name not in ("seed", "clock")}
+        JobSettings.parse(batch_sizes, **{"max_power_w": 1.0, **checked})  # here already, and on every rank
+        scaled_learning_rate(1.0, batch_size=1, default=1, rule=scaling)
+        self.batch_sizes, self.default, self.store = tuple(batch_sizes), default, Path(store)
+        self._names, self._scaling, self._every = (batch_size, learning_rate), scaling, check_every_n_steps
+        self._needs_energy = float(options.get("eta", 0.5)) > 0.0
+        self._choice = DeviceChoice.parse(device, workload, gpu)
+        self._run: RecurringRun | None = None  # on rank 0
+        self._resumed: Mapping[str, Any] | None = None
+        self.monitored: Monitored | None = None
+        self._meter: RunMeter | None = None
+        self._active = False
+        self._last_step = self._next_look = 0
+        self.batch_size: int | None = None
+        """This run's."""
+        self.spent: Spent | None = None
+        """The whole job's, as of the last look."""
+        self.verdict: Verdict = "going on"
+
+    # Lightning's hooks
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Ask the store for a batch size and put it where loaders and optimizers are made from. Collective."""
+        self._active = stage == "fit" and not trainer.fast_dev_run
+        if not self._active:
+            return
+        self.verdict, self.spent, self._meter, self._resumed = "going on", None, None, None
+        previous, suggested = self.batch_size or self.default, on_rank_zero(trainer, self._suggest)
+        self._use(trainer, pl_module, suggested, previous)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """The run that a checkpoint belongs to goes on."""
+        self._resumed = dict(state_dict) or None
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """A resumed run keeps its batch size, so loaders get that. Collective then."""
+        resumed, previous = self._resumed, self.batch_size
+        if self._active and resumed is not None and previous is not None:
+            batch_size, run = int(resumed["batch_size"]), self._run
+            on_rank_zero(trainer, lambda: None if run is None else run.resume(resumed["run_id"], batch_size))
+            self._use(trainer, pl_module, batch_size, previous)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Count steps from here."""
+        self._last_step, self._next_look = trainer.global_step, trainer.global_step + self._every
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """The first one starts the clock. Collective then."""
+        if self._active and self._meter is None:
+            self._open(trainer)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Account for an emulated device that nobody else gives work to; now and then look at the cost. Collective."""
+        if not self._active or self.monitored is None:
+            return
+        stepped, self._last_step = trainer.global_step != self._last_step, trainer.global_step
+        if self.monitored.driven:
+            with degrading(lambda line: say(trainer, f"emulated accounting stops: {line}")):
+                self.monitored.account_batch()
+                if stepped:
+                    self.monitored.account_step()
+        if stepped and trainer.global_step >= self._next_look:
+            self._next_look = trainer.global_step + self._every
+            self._look(trainer)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Has the metric reached its target? Collective."""
+        if not trainer.sanity_checking:
+            self._look(trainer)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Has the metric reached its target? Collective."""
+        self._look(trainer)
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """The checkpoint holds what the whole job has spent, whichever rank writes it. Collective."""
+        if self._active and self._meter is not None and "callbacks" in checkpoint:
+            spent, run = self._spend(trainer), self._run
+            run_id = on_rank_zero(trainer, lambda: None if run is None else run.run_id)
+            state = {"batch_size": self.batch_size, "run_id": run_id, "time_s": spent.time_s}
+            key = self.state_key  # type: ignore[attr-defined]
+            checkpoint["callbacks"][key] = {**state, "energy_j": spent.energy_j or 0.0}
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Report the run. Collective."""
+        if not self._active or self._meter is None:
+            return
+        self._look(trainer)  # a metric may have been logged since
+        spent = self._spend(trainer)
+        self.verdict = "ended" if self.verdict == "going on" else self.verdict
+        run, reached = self._run, self.verdict == "reached"
+        fault = on_rank_zero(trainer, lambda: None if run is None else run.report(spent, reached=reached))
+        self._active = False
+        say(trainer, fault or self._told(spent))
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """A run that did not fit into memory is reported, any other failure is not. On rank 0 alone, no collective."""
+        if self._active and self._run is not None:
+            spent = self.spent or (None if self._meter is None else self._meter.read())
+            if spent is not None and _out_of_memory(exception):
+                self._run.report(spent, reached=False)
+            else:
+                self._run.abandon()
+        self._close()
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Close the device."""
+        if self._active and self._run is not None:
+            self._run.abandon()  # there was nothing to train
+        self._close()
+
+    # what they do
+
+    def _suggest(self) -> int:
+        """On rank 0."""
+        self._run = RecurringRun(self.batch_sizes, self.store, self._settings, self._target)
+        return self._run.batch_size
+
+    def _use(self, trainer: Any, pl_module: Any, batch_size: int, previous: int) -> None:
+        """Set the batch size, and scale the learning rate of batch size `previous` to it."""
+        self.batch_size = batch_size
+        (name, rate_name), owners = self._names, (trainer.datamodule, pl_module)
+        change_attribute(owners, name, lambda _: batch_size)
+        if self._scaling != "none":
+
+            def scaled(rate: Any) -> float:
+                return scaled_learning_rate(float(rate), batch_size=batch_size, default=previous, rule=self._scaling)
+
+            change_attribute(owners, rate_name, scaled)
+        say(trainer, f"batch size {batch_size} for this run ({self.store})")
+
+    def _open(self, trainer: Any) -> None:
+        self.monitored = self._choice.open(trainer, self)
+        if self.monitored.note:
+            say(trainer, self.monitored.note)
+        device, resumed = self.monitored.device, self._resumed or {}
+        before_s, before_j = float(resumed.get("time_s", 0.0)), float(resumed.get("energy_j", 0.0))
+        # earlier energy is the whole job's: it counts on one rank; time is the slowest rank's: it counts on all
+        before = (before_s, before_j if trainer.is_global_zero else 0.0)
+        self._meter = RunMeter(device, gpu_identity(device, trainer.global_rank), before)
+        self._meter.start()
+        if self._needs_energy and not all(gather_objects(trainer, device.energy_source != "none")):
+            raise RecurringError(
+                "RecurringJob: energy is not measured on every rank, so runs cannot be compared by it. Choose by time "
+                "with eta=0, or measure: device='nvidia', or an emulated one with workload=..."
+            )
+        limit_w = self._spend(trainer).limit_w
+        if self._run is not None:
+            self._run.use_max_power(limit_w)
+
+    def _spend(self, trainer: Any) -> Spent:
+        """Over all ranks. Collective."""
+        assert self._meter is not None
+        self.spent = spent_by_all(gather_objects(trainer, self._meter.read()))
+        return self.spent
+
+    def _look(self, trainer: Any) -> None:
+        """What the run has cost, whether it is there, whether it goes on. Collective."""
+        if not self._active or self._meter is None or self.verdict != "going on":
+            return
+        spent, run = self._spend(trainer), self._run
+        metrics = trainer.callback_metrics
+        self.verdict = on_rank_zero(trainer, lambda: "going on" if run is None else run.judge(metrics, spent))
+        if self.verdict != "going on":
+            trainer.should_stop = True
+
+    def _told(self, spent: Spent) -> str:
+        void = f" ({spent.void_s:.3g} s of it at mean power: readings were void)" if spent.void_s else ""
+        emulated = " (EMULATED)" if self.monitored is not None and self.monitored.device.emulated else ""
+        reached = "reached its target" if self.verdict == "reached" else f"did not reach its target ({self.verdict})"
+        cost = f"{spent.energy_j or 0.0:.4g} J over all GPUs, {spent.time_s:.4g} s"
+        return f"the run with batch size {self.batch_size} {reached}: {cost}{void}{emulated}"
+
+    def _close(self) -> None:
+        self._active = False
+        if self._meter is not None:
+            self._meter.close()
+        if self.monitored is not None and self.monitored.owned:
+            self.monitored.device.close()
+        self.monitored = None
+
+
+def _out_of_memory(exception: BaseException) -> bool:
+    import torch
+
+    return isinstance(exception, (MemoryError, torch.OutOfMemoryError))

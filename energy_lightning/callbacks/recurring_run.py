@@ -1,0 +1,93 @@
+"""Rank 0's side of a run of a recurring job: the only one that touches the store."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from energy_lightning.callbacks.run_meter import Spent
+from energy_lightning.recurring import BatchSizeOptimizer, RecurringError
+from energy_lightning.recurring.store import RunStore
+
+Verdict = Literal["going on", "reached", "too dear", "ended"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The value of a metric at which a run is done."""
+
+    monitor: str
+    value: float
+    mode: Literal["min", "max"]
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("min", "max") or not math.isfinite(self.value):
+            raise RecurringError(f"need mode 'min' or 'max' and a finite target, got {self.mode!r} and {self.value}")
+
+    def reached(self, metrics: Mapping[str, Any]) -> bool:
+        """Whether the metric is there; False while it was not logged."""
+        metric = metrics.get(self.monitor)
+        if metric is None:
+            return False
+        return float(metric) >= self.value if self.mode == "max" else float(metric) <= self.value
+
+
+class RecurringRun:
+    """A suggestion of the store at `path`, until it is reported or abandoned.
+
+    Args:
+        settings: of BatchSizeOptimizer; without `max_power_w` that of the latest run counts until `use_max_power`.
+    """
+
+    def __init__(self, batch_sizes: Sequence[int], path: Path, settings: Mapping[str, Any], target: Target) -> None:
+        self._max_power_is_measured = "max_power_w" not in settings
+        known = dict(settings)
+        if self._max_power_is_measured:  # the first run needs none: there is nothing to compare
+            known["max_power_w"] = RunStore(path).settings().get("max_power_w", 1.0)
+        self._optimizer = BatchSizeOptimizer(batch_sizes, store=path, **known)
+        self._target = target
+        self.batch_size = self._optimizer.suggest()
+
+    @property
+    def run_id(self) -> int | None:
+        """Its number in the store; None once it is over."""
+        return self._optimizer.open_run(self.batch_size)
+
+    def use_max_power(self, max_power_w: float | None) -> None:
+        """What the GPUs may draw together, where the settings leave it to them."""
+        if self._max_power_is_measured and max_power_w is not None:
+            self._optimizer.use_max_power(max_power_w)
+
+    def resume(self, run_id: int | None, batch_size: int) -> int:
+        """Go on with an earlier suggestion instead of this one; its batch size."""
+        self.abandon()
+        self._optimizer.adopt(run_id, batch_size)
+        self.batch_size = batch_size
+        return batch_size
+
+    def judge(self, metrics: Mapping[str, Any], spent: Spent) -> Verdict:
+        """Whether the run is there, or goes on. Shows the store that it lives."""
+        if self._target.reached(metrics):
+            return "reached"
+        if spent.time_s <= 0.0:
+            return "going on"
+        dear = self._optimizer.should_stop(energy_j=spent.energy_j or 0.0, time_s=spent.time_s)
+        return "too dear" if dear else "going on"
+
+    def report(self, spent: Spent, *, reached: bool) -> str | None:
+        """Tell the store; or why it is not told: the run is then abandoned."""
+        unknown = spent.energy_j is None and self._optimizer.cost.eta > 0.0
+        if not spent.time_s > 0.0 or unknown:
+            self.abandon()
+            return "the run is not reported: its time or energy could not be measured"
+        self._optimizer.observe(
+            self.batch_size, energy_j=spent.energy_j or 0.0, time_s=spent.time_s, reached_target=reached
+        )
+        return None
+
+    def abandon(self) -> None:
+        """It says nothing of its batch size."""
+        self._optimizer.abandon(self.batch_size)
