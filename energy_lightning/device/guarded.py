@@ -25,6 +25,9 @@ class GuardedControl:
         permissions: what was permitted at the start.
         guard: gives back; None: one of this GPU alone, made by `new_guard` when first needed.
         new_guard: zeusd's socket or None -> HardwareGuard.
+        job: what the ranks have in common that may share the GPU.
+
+    The GPU is leased here, which repairs what dead jobs left on it; one that another job controls is only measured.
 
     Attributes:
         can_lock, can_limit: what may still be set.
@@ -39,6 +42,7 @@ class GuardedControl:
         permissions: Permissions,
         guard: HardwareGuard | None,
         new_guard: Callable[[str | None], HardwareGuard],
+        job: str | None = None,
     ) -> None:
         self._name, self._uuid, self._control = name, uuid, permissions.control
         self.can_lock, self.can_limit = permissions.can_lock_frequency, permissions.can_set_power_limit
@@ -47,6 +51,8 @@ class GuardedControl:
         self._given_guard, self._new_guard = guard, new_guard
         self._own_guard: HardwareGuard | None = None
         self._has_set_limit = self._closed = False
+        if self.can_lock or self.can_limit:
+            self._lease(job)
 
     @property
     def guard(self) -> HardwareGuard:
@@ -105,6 +111,12 @@ class GuardedControl:
         if self._own_guard is not None:
             self._own_guard.close()
 
+    def _lease(self, job: str | None) -> None:
+        try:
+            self.guard.lease(self._uuid, job)
+        except DeviceError as error:
+            self._fall(error, "sm_clock", "power_limit")
+
     def _change(self, setting: Setting, previous: Previous, make: Callable[[Control, Change], None]) -> None:
         if self._control is None or self._closed:
             return
@@ -115,13 +127,13 @@ class GuardedControl:
                     make(self._control, change)
                     change.refused = False
         except DeviceError as error:
-            self._fall(setting, error)
+            self._fall(error, setting)
 
-    def _fall(self, setting: Setting, error: DeviceError) -> None:
-        """Go on with less; a permission that is gone is gone for both settings."""
+    def _fall(self, error: DeviceError, *settings: Setting) -> None:
+        """Go on without these settings; a permission that is gone is gone for all."""
         lost = isinstance(error, Refused) and error.needs_permission
-        self.can_lock = self.can_lock and not (lost or setting == "sm_clock")
-        self.can_limit = self.can_limit and not (lost or setting == "power_limit")
+        self.can_lock = self.can_lock and not (lost or "sm_clock" in settings)
+        self.can_limit = self.can_limit and not (lost or "power_limit" in settings)
         self.missing = str(error)
         left = "" if self.can_lock or self.can_limit else " From here on it is measured only."
         _log.warning("%s (%s): %s. Training goes on.%s", self._name, self._uuid, error, left)

@@ -38,6 +38,7 @@ class NvidiaDevice:
         static_power_w: power drawn whatever the GPU does; None: from the packaged model of this GPU, else the power now
             (open the device while it is idle).
         guard: gives back what is set here; None: one of this device alone.
+        job: what the ranks have in common that may share the GPU; None: this process alone.
         host: the process; None: this one.
 
     Attributes:
@@ -57,6 +58,7 @@ class NvidiaDevice:
         *,
         static_power_w: float | None = None,
         guard: HardwareGuard | None = None,
+        job: str | None = None,
         host: Host | None = None,
     ) -> None:
         nvml = _start_nvml()
@@ -77,7 +79,7 @@ class NvidiaDevice:
         self.switch_time_s = self._model.switch_time_s if self._model else _SWITCH_TIME_S
         self._state_dir = default_state_dir(self._host.environment)
         permissions = self._usable(find_control(nvml, gpu))
-        self._control = GuardedControl(self.name, gpu.uuid, permissions, guard, self._new_guard)
+        self._control = GuardedControl(self.name, gpu.uuid, permissions, guard, self._new_guard, job)
 
     # what is permitted
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from energy_lightning.device.emulated import EmulatedDevice
+from energy_lightning.device.modes import describe_mode
 from energy_lightning.device.protocol import Device
 from energy_lightning.emulation import GPU
 from energy_lightning.types import DeviceError
@@ -16,7 +17,9 @@ from energy_lightning.workload import Workload
 _log = logging.getLogger(__name__)
 
 
-def _open_emulated(*, gpu: str | GPU, workload: Workload, torch_device: Any = None, **options: Any) -> Device:
+def _open_emulated(
+    *, gpu: str | GPU, workload: Workload, torch_device: Any = None, job: str | None = None, **options: Any
+) -> Device:
     model = gpu if isinstance(gpu, GPU) else GPU.load(gpu)
     return EmulatedDevice(model, workload, **options)
 
@@ -32,9 +35,13 @@ def _cuda_is_available() -> bool:
     return bool(torch is not None and torch.cuda.is_available())
 
 
-def _open_auto(*, gpu: str | GPU, workload: Workload, torch_device: Any = None, **options: Any) -> Device:
+def _open_auto(
+    *, gpu: str | GPU, workload: Workload, torch_device: Any = None, job: str | None = None, **options: Any
+) -> Device:
     if _cuda_is_available():
-        return _open_nvidia(gpu=gpu, workload=workload, torch_device=torch_device)
+        found = _open_nvidia(gpu=gpu, workload=workload, torch_device=torch_device, job=job)
+        _log.info("%s", describe_mode(found))
+        return found
     device = _open_emulated(gpu=gpu, workload=workload, **options)
     _log.warning(
         "No NVIDIA GPU: time and energy below are EMULATED (%s model)", device.name.removesuffix(" (emulated)")
@@ -62,11 +69,13 @@ def open_device(
 
     Args:
         name: "nvidia", "emulated", or "auto": an NVIDIA GPU if torch sees one, else emulated with one prominent line.
+            Either choice is logged in one line; what a GPU permits: `describe_mode`.
         gpu: GPU model of an emulated device.
         workload: the job that an emulated device executes.
         torch_device: the torch device to find among the NVIDIA GPUs.
         devices: table of openers, for devices of your own.
-        options: passed on to the emulated device (seed, noise_std, counter_refresh_s, stage).
+        options: passed on: `job` (what the ranks have in common that may share a GPU) to a real GPU; seed, noise_std,
+            counter_refresh_s, stage to an emulated one; asked for by name, "nvidia" takes all that NvidiaDevice does.
 
     Raises:
         DeviceError: unknown name or GPU model, or a GPU that cannot be opened.

@@ -227,6 +227,21 @@ def test_a_lock_on_its_way_while_the_device_closes_is_given_back(tmp_path: Path)
         assert m.settings() == (None, 400.0)
 
 
+def test_a_gpu_that_another_job_controls_is_only_measured(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with machine(tmp_path) as m:
+        first = m.open(job="pretraining")
+        same_job = m.open(job="pretraining")
+        assert (first.mode, same_job.mode) == ("full", "full")
+        other = m.open(job="evaluation")
+        assert (other.mode, other.can_lock_frequency, other.can_set_power_limit) == ("measure-only", False, False)
+        assert "pretraining" in other.mode_reason
+        (line,) = warnings_of(caplog)
+        assert "pretraining" in line
+        other.lock_frequency(900)
+        other.close()
+        assert m.calls() == [LIMIT, LIMIT]  # the three looks for permission
+
+
 # values
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from energy_lightning.device import DEVICES, EmulatedDevice, open_device
+from energy_lightning.device import DEVICES, EmulatedDevice, describe_mode, open_device
+from energy_lightning.device.host import Host
+from energy_lightning.device.nvml_emulator import EmulatedBoard, NvmlEmulator
 from energy_lightning.types import DeviceError
 from energy_lightning.workload import Workload
 
@@ -30,6 +34,29 @@ def test_without_a_gpu_auto_is_emulated_and_says_so(
     assert [r.message for r in caplog.records] == [
         "No NVIDIA GPU: time and energy below are EMULATED (A100-SXM4-40GB model)"
     ]
+
+
+def test_with_a_gpu_auto_takes_it_and_says_in_one_line_what_it_permits(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("energy_lightning.device.opening._cuda_is_available", lambda: True)
+    monkeypatch.setattr("energy_lightning.device.finding.Host.has_cuda", False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with NvmlEmulator([EmulatedBoard(permissions=())]), caplog.at_level(logging.INFO, logger="energy_lightning"):
+        device = open_device("auto", workload=BERT, torch_device=0, job="a job", seed=3)
+        assert (device.emulated, device.mode) == (False, "measure-only")
+        lines = [r.message for r in caplog.records if r.name == "energy_lightning.device.opening"]
+        assert lines == [describe_mode(device)]
+
+
+def test_what_nvidia_takes_by_name_reaches_it_and_an_emulated_device_has_no_use_for_the_job(tmp_path: Path) -> None:
+    host = Host(environment={"XDG_STATE_HOME": str(tmp_path)}, torch=None)
+    with NvmlEmulator([EmulatedBoard()]):
+        device = open_device("nvidia", workload=BERT, static_power_w=12.0, host=host, job="a job")
+        assert device.static_power_w == 12.0
+        device.close()
+    assert open_device("emulated", workload=BERT, job="a job").emulated
 
 
 def test_options_reach_the_emulated_device() -> None:
