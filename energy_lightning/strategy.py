@@ -213,7 +213,9 @@ class KareusMixin(_Base):
             check_callbacks_with_sharding(trainer)
         own = self._own_workload(trainer)  # before the engine takes the blocks' place
         super().setup(trainer)
-        self._job = Job.open(self.settings, own=own, torch_device=self.root_device, speaks=self.is_global_zero)
+        # on a CPU, an NVIDIA device asked for by name is the visible GPU of the rank's number
+        gpu = self.local_rank if self.root_device.type == "cpu" else self.root_device
+        self._job = Job.open(self.settings, own=own, torch_device=gpu, speaks=self.is_global_zero)
         self._runner = self._make_runner(trainer)
         if self.plan is not None:
             if self.device is not None:

@@ -41,7 +41,9 @@ class Job:
         self._iteration_ended = False
 
     @classmethod
-    def open(cls, settings: KareusSettings, *, own: Workload | None, torch_device: torch.device, speaks: bool) -> Job:
+    def open(
+        cls, settings: KareusSettings, *, own: Workload | None, torch_device: torch.device | int, speaks: bool
+    ) -> Job:
         """The job of one rank: the rehearsed workload if there is one, else the model's `own`.
 
         Raises DeviceError for a device asked for by name that cannot be opened; "auto" then goes on without one.
@@ -136,7 +138,9 @@ def _phase(plan: Plan, phase: Phase) -> PhasePlan:
     return next(found for found in plan.stages[0] if found.phase == phase)
 
 
-def _open(settings: KareusSettings, workload: Workload | None, torch_device: torch.device, *, speaks: bool) -> Device:
+def _open(
+    settings: KareusSettings, workload: Workload | None, torch_device: torch.device | int, *, speaks: bool
+) -> Device:
     # the other ranks need not repeat that "auto" found no GPU
     name = settings.device if speaks or _is_real(settings.device) else "emulated"
     return open_device(
