@@ -31,6 +31,7 @@ class EmulatedBoard:
         has_mig: it can be sliced; None: as the product. `mig_uuids`: UUIDs ("MIG-...") of its slices; any: MIG is on.
         architecture: nvmlDeviceArchitecture_t; None: the product's.
         counter_refresh_s: energy and power move only so often; 0: always exact; None: the GPU model's.
+        power_noise_w: standard deviation of power readings (not of energy), seeded by `seed`; real sensors have some.
         average_s: span of the averaged power reading.
         clock_lag_s: time from a set or reset of locked clocks until the clock follows; None: the GPU model's.
         power_limit_w: the limit in force at the start; None: the default one.
@@ -62,6 +63,8 @@ class EmulatedBoard:
     architecture: int | None = None
     counter_refresh_s: float | None = None
     average_s: float = 1.0
+    power_noise_w: float = 0.0
+    seed: int = 0
     clock_lag_s: float | None = None
     power_limit_w: float | None = None
     default_limit_w: float | None = None
@@ -78,8 +81,8 @@ class EmulatedBoard:
         check_permissions(self.permissions)
         for name in (*self.errors, *self.fail_after):
             check_function(name)
-        spans = {"counter_refresh_s": self.counter_refresh_s, "clock_lag_s": self.clock_lag_s}
-        for name, value in {**spans, "average_s": self.average_s, "counter_j": self.counter_j}.items():
+        for name in ("counter_refresh_s", "clock_lag_s", "average_s", "power_noise_w", "counter_j"):
+            value = getattr(self, name)
             if value is not None and not 0.0 <= value < float("inf"):
                 raise DeviceError(f"{name} of an emulated board must be a number >= 0, got {value!r}")
         least_w, most_w = self.limits_w

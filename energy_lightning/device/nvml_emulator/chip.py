@@ -13,6 +13,8 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from energy_lightning.device.nvml_emulator.board import EmulatedBoard
 from energy_lightning.emulation.thermal import heat, leakage_w
 
@@ -56,6 +58,7 @@ class Chip:
         self._history = [(0.0, 0.0)]
         self._sampled_s = 0.0
         self.sample = Sample(self._shown_offset_j, self.power_w(), self.power_w())
+        self._noise = np.random.default_rng(board.seed)
 
     # clocks
 
@@ -153,7 +156,11 @@ class Chip:
         average_w = (self.energy_j - self._energy_at(since_s)) / span_s if span_s > 0.0 else self.power_w()
         while len(self._history) > 2 and self._history[1][0] <= since_s:
             del self._history[0]
-        self.sample = Sample(self.energy_j + self._shown_offset_j, self.power_w(), average_w)
+        noises_w = (
+            self._noise.normal(0.0, self.board.power_noise_w, 2).tolist() if self.board.power_noise_w else (0.0, 0.0)
+        )
+        powers_w = (max(w + noise_w, 0.0) for w, noise_w in zip((self.power_w(), average_w), noises_w, strict=True))
+        self.sample = Sample(self.energy_j + self._shown_offset_j, *powers_w)
 
     def _mark(self) -> None:
         """Remember the energy now: between two marks it is a straight line."""

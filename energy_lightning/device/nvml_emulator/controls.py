@@ -43,7 +43,7 @@ class Controls(ABC):
 
     def fail(self, index: int, function: str, code: int, after: int = 0) -> None:
         """From now on the C function works `after` times and then ends with `code`; code 0: it works again."""
-        self._control("fail", index, function, code, after)
+        self._control("fail", index, function, int(code), after)
 
     def lose(self, index: int, lost: bool = True) -> None:
         """The board fell off the bus: every call about it ends with GPU_IS_LOST; False: it is back."""

@@ -489,3 +489,23 @@ def test_all_packaged_models_run_busy_within_their_limits(clock: Clock) -> None:
             state = nvml.state(0)
             assert 0.0 < state.power_w <= GPU.load(name).power_limit_w
             assert 20.0 < state.temperature_c < 95.0
+
+
+def test_noise_is_on_power_readings_only_and_seeded(clock: Clock) -> None:
+    readings = []
+    for seed in (1, 1, 2):
+        clock.time_s = 50.0
+        with started(clock, EmulatedBoard(power_noise_w=2.0, seed=seed)) as nvml:
+            pynvml.nvmlInit()
+            nvml.hold_power(0, 200.0)
+            taken = []
+            for _ in range(400):
+                clock.time_s += 0.1
+                taken.append(field(pynvml.NVML_FI_DEV_POWER_INSTANT).value.uiVal / 1e3)
+            assert counter_j() == pytest.approx(200.0 * 40.0, abs=1e-3)
+            readings.append(taken)
+    assert readings[0] == readings[1] != readings[2]
+    mean_w = sum(readings[0]) / 400
+    spread_w = math.sqrt(sum((w - mean_w) ** 2 for w in readings[0]) / 399)
+    assert mean_w == pytest.approx(200.0, abs=4 * 2.0 / 20)  # four standard errors
+    assert spread_w == pytest.approx(2.0, rel=0.15)

@@ -1,0 +1,75 @@
+"""The command that runs another one on emulated GPUs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from energy_lightning.device.nvml_emulator.__main__ import main
+
+CHILD = """
+import os, sys, pynvml
+pynvml.nvmlInit()
+gpu = pynvml.nvmlDeviceGetHandleByIndex(pynvml.nvmlDeviceGetCount() - 1)
+print(pynvml.nvmlDeviceGetName(gpu), pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu)
+outcomes = []
+for call in (
+    lambda: pynvml.nvmlDeviceSetGpuLockedClocks(gpu, 900, 900),
+    lambda: pynvml.nvmlDeviceSetGpuLockedClocks(gpu, 1200, 1200),
+    lambda: pynvml.nvmlDeviceSetPowerManagementLimit(gpu, 200_000),
+    lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu),
+):
+    try:
+        call()
+        outcomes.append("done")
+    except pynvml.NVMLError as error:
+        outcomes.append(type(error).__name__.removeprefix("NVMLError_"))
+print(*outcomes)
+if len(sys.argv) > 1:
+    os.kill(os.getpid(), int(sys.argv[1]))
+"""
+
+
+def rehearse(*options: str, signal: str | None = None) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "energy_lightning.device.nvml_emulator",
+        *options,
+        "--",
+        sys.executable,
+        "-c",
+        CHILD,
+    ]
+    return subprocess.run([*command, *filter(None, [signal])], capture_output=True, text=True, timeout=60)
+
+
+def test_a_refusal_half_way_and_a_death() -> None:
+    options = ("--gpus=2", "--gpu=a40", "--load=0.5", "--refuse-after=1", "--power-limit=250", "--permissions=sm_clock")
+    done = rehearse(*options, signal="9")
+    assert done.returncode == 128 + 9
+    assert done.stdout.splitlines() == ["NVIDIA A40 50", "done NoPermission NoPermission done"]
+    before, after = done.stderr.split("EMULATED NVML: ")[1:]
+    assert before.splitlines()[0] == "2 x NVIDIA A40; nothing below is measured"
+    assert before.count("clocks not locked, limit 250 W, 0 control calls") == 2
+    assert "locked to 900-900 MHz, limit 250 W, 3 control calls" in after.splitlines()[2]
+    assert "clocks not locked" in after.splitlines()[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--gpu=a1000", "--", "true"], "unknown GPU 'a1000'"),
+        (["--permissions=clocks", "--", "true"], "unknown permission 'clocks'"),
+        (["--gpus=0", "--", "true"], "--gpus >= 1"),
+        (["--gpus=2", "--slices=1", "--", "true"], "--slices 1 goes with one GPU, got --gpus 2"),
+        (["--slices=9", "--", "true"], "--slices from 0 to 7"),
+        (["--power-limit=5000", "--", "true"], "power_limit_w must be within 100 to 400 W"),
+        ([], "give the command to run after --"),
+    ],
+)
+def test_machines_that_cannot_be(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
