@@ -19,7 +19,7 @@ from energy_lightning.callbacks.frontier_search import FrontierSearch, SearchSet
 from energy_lightning.callbacks.job import JobStrategy, clock_is_controlled, job_of, on_rank_zero, say
 from energy_lightning.callbacks.priors import namesake
 from energy_lightning.callbacks.spaces import partition_tasks
-from energy_lightning.device import Device, measure_switch_time_s
+from energy_lightning.device import Device, device_facts, measure_switch_time_s
 from energy_lightning.frontier import FrontierPoint
 from energy_lightning.measure import AppendLog, MeasurementStore, Request, run_hash, save_plan
 from energy_lightning.search import BatchSizes, Finding
@@ -180,7 +180,7 @@ class FrontierOptimizerMixin:
         assert device is not None  # the profiler has checked both
         assert workload is not None
         path = job.output_dir / MEASUREMENTS_FILE
-        store = MeasurementStore(path, self._run_key(job), source=device.energy_source)
+        store = MeasurementStore(path, self._run_key(job), source=device.energy_source, mode=lambda: device.mode)
         note = self._measure_switch(device)
         costs = IterationCosts(
             num_microbatches=workload.num_microbatches,
@@ -236,8 +236,11 @@ class FrontierOptimizerMixin:
             outcome = self._search.outcome(Budget("max_throughput"))
         references = {label: plan_of(point) for label, point in outcome.references.items()}
         path = job.output_dir / PLAN_FILE
+        permitted = None if job.device is None else device_facts(job.device)
         try:
-            save_plan(path, outcome.plan, run=self._run_key(job), budget=budget, references=references)
+            save_plan(
+                path, outcome.plan, run=self._run_key(job), budget=budget, references=references, device=permitted
+            )
         except OSError as error:
             notes.append(f"the plan cannot be written to {path} ({error}); it runs all the same")
         self.findings = self._search.findings()

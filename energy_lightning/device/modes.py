@@ -29,3 +29,9 @@ def describe_mode(device: Device) -> str:
     """One line: which GPU, what it permits, where its energy comes from, and what would permit more."""
     uuid = f" ({device.uuid})" if device.uuid else ""
     return f"{device.name}{uuid}: {_WORDS[device.mode]}, {_SOURCES[device.energy_source]}; {device.mode_reason}"
+
+
+def device_facts(device: Device) -> dict[str, str]:
+    """The same for files: name, mode, mode_reason and energy_source."""
+    names = ("name", "mode", "mode_reason", "energy_source")
+    return {name: str(getattr(device, name)) for name in names}

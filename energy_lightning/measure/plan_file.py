@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from energy_lightning.workload import Partition, Workload
 
 SCHEMA = 1
-_KEYS = ("schema", "emulated", "budget", "run", "references", "plan")
+_KEYS = ("schema", "emulated", "device", "budget", "run", "references", "plan")
 _GRAD_BUCKET_LAUNCHES = ("end",)  # held back until backward is over
 
 _HEADER = """\
@@ -41,14 +41,17 @@ def save_plan(
     run: Mapping[str, Any] | None = None,
     budget: Budget | None = None,
     references: Mapping[str, Plan] | None = None,
+    device: Mapping[str, str] | None = None,
 ) -> None:
     """Write a plan file; a reader sees the old file or the whole new one, never a half.
 
-    `run` (see `describe_run`), `budget` and the predictions of `references` are written for the reader of the file;
-    loading needs only the plan.
+    `run` (see `describe_run`), `budget`, the predictions of `references` and what the `device` permitted (see
+    `device_facts`) are written for the reader of the file; loading needs only the plan.
     """
     path = Path(path)
     content: dict[str, Any] = {"schema": SCHEMA, "emulated": plan.emulated}
+    if device is not None:
+        content["device"] = dict(device)
     if budget is not None:
         content["budget"] = str(budget)
     content["plan"] = plan.to_dict()

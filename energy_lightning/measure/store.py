@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from energy_lightning.measure.configuration import PartitionConfig, fault_of, merge_trials
 from energy_lightning.measure.jsonl import AppendLog
 from energy_lightning.measure.run_key import run_hash
-from energy_lightning.types import EnergySource, Measurement, MeasurementError
+from energy_lightning.types import DeviceMode, EnergySource, Measurement, MeasurementError
 
 _VALUES = (
     "time_s",
@@ -37,16 +37,23 @@ class MeasurementStore:
         run: readable description of the run (see `describe_run`).
         source: the energy source in use; rows of another source are not reused.
         writable: False keeps additions in memory.
+        mode: tells what the device permits when a row is written; the file keeps it, nothing depends on it.
 
     Raises:
         MeasurementError: the file is foreign or unreadable; names file, line and remedy, leaves it untouched.
     """
 
     def __init__(
-        self, path: Path | str, run: Mapping[str, Any], *, source: EnergySource, writable: bool = True
+        self,
+        path: Path | str,
+        run: Mapping[str, Any],
+        *,
+        source: EnergySource,
+        writable: bool = True,
+        mode: Callable[[], DeviceMode] | None = None,
     ) -> None:
         self.run, self.key, self.source = dict(run), run_hash(run), source
-        self.writable = writable
+        self._mode, self.writable = mode, writable
         """Whether `add` writes; may be turned off, e.g. when the disk is full."""
         self._log = AppendLog(path, what="the measurements in it")
         self._trials: dict[PartitionConfig, list[Measurement]] = {}
@@ -102,6 +109,7 @@ class MeasurementStore:
             "partition": config.partition,
             "config": config.to_dict(),
             "emulated": measurement.source == "emulated",
+            **({} if self._mode is None else {"mode": self._mode()}),
             **values,
         }
 

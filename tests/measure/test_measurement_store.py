@@ -41,6 +41,16 @@ def test_a_row_is_on_disk_as_soon_as_it_is_added(path: Path) -> None:
     assert (second["schema"], second["emulated"], second["partition"]) == (1, False, "fwd_attn")
 
 
+def test_a_row_says_what_the_device_permitted_when_it_was_measured(path: Path) -> None:
+    permitted = ["full"]
+    store = store_at(path, mode=lambda: permitted[0])
+    store.add(CONFIG, MEASURED)
+    permitted[0] = "measure-only"  # refused in the middle of the run
+    store.add(CONFIG, MEASURED)
+    assert [json.loads(line)["mode"] for line in path.read_text().splitlines()] == ["full", "measure-only"]
+    assert store_at(path).num_rows == 2
+
+
 @pytest.mark.parametrize(
     "other",
     [

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from energy_lightning.device import device_facts
 from energy_lightning.measure import check_plan, load_plan, save_plan
 from energy_lightning.measure.testing import ScriptedDevice
 from energy_lightning.types import Budget, PhasePlan, Plan, PlanError, Schedule
@@ -30,6 +31,18 @@ def test_an_emulated_plan_says_so_to_its_reader(tmp_path: Path) -> None:
     save_plan(path, Plan.sequential(900))
     assert "EMULATED" not in path.read_text()
     assert 'Load it with KareusStrategy(plan="plan.yaml")' in path.read_text()
+
+
+def test_a_plan_says_what_the_device_permitted_and_loads_all_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    save_plan(path, PLAN, device=device_facts(ScriptedDevice()))
+    assert yaml.safe_load(path.read_text())["device"] == {
+        "name": "scripted GPU",
+        "mode": "full",
+        "mode_reason": "scripted",
+        "energy_source": "counter",
+    }
+    assert load_plan(path) == PLAN
 
 
 def test_an_edited_plan_is_loaded_with_the_edit(tmp_path: Path) -> None:
