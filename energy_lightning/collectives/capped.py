@@ -1,32 +1,42 @@
-"""NCCL through torch with one process group per SM count: the cap belongs to the communicator."""
+"""NCCL through torch with one communicator per SM count: the cap belongs to the communicator.
+
+The communicators are made from ProcessGroupNCCL itself, not by dist.new_group: that needs every rank of the job, or
+names the group by the number of groups that this rank has, which other ranks and earlier groups may share.
+"""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d
 
-from energy_lightning.collectives.choice import CollectivesChoice, CollectivesError, Machine
+from energy_lightning.collectives.choice import CollectivesChoice, Machine
 from energy_lightning.collectives.issuing import Launch, Operation
-from energy_lightning.collectives.process_group import ProcessGroupIssuer, issue_on
+from energy_lightning.collectives.peers import exchange
+from energy_lightning.collectives.process_group import ProcessGroupIssuer
+
+c10d: Any = distributed_c10d  # names that torch's type stubs leave out
 
 MAX_SM_COUNT = 32
 """NCCL's own bound on CTAs of a communicator (ncclConfig_t.maxCTAs), NCCL 2.32 documentation."""
-MAX_GROUPS = 12
+MAX_COMMUNICATORS = 12
 """Communicators besides the uncapped one; each holds tens of MB of buffers on every GPU."""
 
-MakeGroup = Callable[[dist.ProcessGroup, int], dist.ProcessGroup]
-"""(ranks like those of this group, SM count) -> a group whose collectives take at most that many SMs. Collective."""
+MakeBackend = Callable[[Any, int, int, int], Any]
+"""(store, rank, size, SM count) -> torch's backend object for that many SMs. Ranks meet in the store."""
 
 
 class CappedIssuer:
-    """See Issuer. Groups are made at the first collective with their SM count, in the order of the calls.
+    """See Issuer. Collective over the group when made.
 
-    All ranks make the same calls, so they make the same groups; only they take part, not the rest of the job. Making
-    one blocks the host, once per SM count. After `max_groups` counts, a new count gets the nearest group that exists
-    (the smaller one of two as near).
+    A communicator is made at the first collective with its SM count, in the order of the calls: all ranks of the group
+    make the same calls, and only they take part. It blocks the host, once per SM count. After `max_communicators`
+    counts, a new one gets the nearest communicator that exists (the smaller of two as near).
     """
 
     supports_sm_count = True
@@ -36,27 +46,19 @@ class CappedIssuer:
         self,
         group: dist.ProcessGroup | None,
         *,
-        make_group: MakeGroup | None = None,
+        make_backend: MakeBackend | None = None,
         overruled_sm_count: int | None = None,
-        max_groups: int = MAX_GROUPS,
+        max_communicators: int = MAX_COMMUNICATORS,
     ) -> None:
         self._plain = ProcessGroupIssuer(group)
-        self._group = group if group is not None else dist.group.WORLD
-        self._make_group = make_group or capped_group
+        self.size, self.rank = self._plain.size, self._plain.rank
+        token = exchange(uuid.uuid4().hex, group)[0]  # no two issuers meet in the store
+        self._store = c10d.PrefixStore(f"energy_lightning/{token}", group_store(group))
+        self._make_backend = make_backend or capped_nccl
         self._overruled = overruled_sm_count
-        self._max_groups = max_groups
-        self._groups: dict[int, dist.ProcessGroup] = {}
+        self._max_communicators = max_communicators
         self._planned: list[int] = []
-
-    @property
-    def size(self) -> int:
-        """See Issuer."""
-        return self._plain.size
-
-    @property
-    def rank(self) -> int:
-        """See Issuer."""
-        return self._plain.rank
+        self._backends: dict[int, Any] = {}
 
     def grant(self, operation: Operation, source: Tensor, sm_count: int | None) -> int | None:
         """See Issuer."""
@@ -69,39 +71,55 @@ class CappedIssuer:
         if launch.sm_count is None:
             return self._plain.issue(launch)
         cap = self._served_by(launch.sm_count)
-        if cap not in self._groups:
-            assert self._group is not None, "torch.distributed is initialised: ProcessGroupIssuer has checked it"
-            self._groups[cap] = self._make_group(self._group, cap)
-        return issue_on(self._groups[cap], launch)
+        if cap not in self._backends:
+            store = c10d.PrefixStore(str(cap), self._store)
+            self._backends[cap] = self._make_backend(store, self.rank, self.size, cap)
+        return _issue(self._backends[cap], launch)
 
     def _served_by(self, sm_count: int) -> int:
-        """SM count of the group that serves a wish."""
+        """SM count of the communicator that serves a wish."""
         wanted = min(sm_count, MAX_SM_COUNT)
-        if wanted not in self._planned and len(self._planned) < self._max_groups:
+        if wanted not in self._planned and len(self._planned) < self._max_communicators:
             self._planned.append(wanted)
         return min(self._planned, key=lambda count: (abs(count - wanted), count))
 
     def close(self, *, in_step: bool) -> None:
         """See Issuer."""
-        groups, self._groups, self._planned = list(self._groups.values()), {}, []
-        for group in groups:
-            if dist.is_initialized():
-                dist.destroy_process_group(group)
+        backends, self._backends = list(self._backends.values()), {}
+        for backend in backends:
+            (backend.shutdown if in_step else backend.abort)()
 
 
-def capped_group(group: dist.ProcessGroup, sm_count: int) -> dist.ProcessGroup:
-    """A group of the same ranks whose NCCL communicator runs on `sm_count` thread blocks. Collective over `group`."""
-    options = capped_options(dist.ProcessGroupNCCL, sm_count)  # only in CUDA builds
-    made = dist.new_group(
-        dist.get_process_group_ranks(group),
-        backend="nccl",
-        pg_options=options,
-        use_local_synchronization=True,
-        group_desc=f"energy_lightning_{sm_count}_sms",
-    )
-    if not isinstance(made, dist.ProcessGroup):
-        raise CollectivesError(f"torch made no process group of {sm_count} SMs: this rank is not in the group")
-    return made
+def _issue(backend: Any, launch: Launch) -> dist.Work | None:
+    """As `process_group.issue_on`, on a backend object that is no registered group."""
+    on_stream = launch.source.is_cuda
+    options: Any
+    if launch.operation == "all_reduce":
+        options, call = dist.AllreduceOptions(), partial(backend.allreduce, [launch.source])
+    elif launch.operation == "all_gather":
+        options, call = c10d.AllgatherOptions(), partial(backend._allgather_base, launch.output, launch.source)
+    else:
+        options, call = dist.ReduceScatterOptions(), partial(backend._reduce_scatter_base, launch.output, launch.source)
+    options.asyncOp = not on_stream  # False: on the current stream
+    work: dist.Work = call(options)
+    if not on_stream:
+        return work
+    work.wait()  # orders streams where there is something to order; the host does not block
+    return None
+
+
+def group_store(group: Any) -> Any:
+    """A key-value store that all ranks of the torch group (None: the default one) reach."""
+    group = group if group is not None else dist.group.WORLD
+    if hasattr(group, "get_group_store"):
+        return group.get_group_store()
+    return c10d._get_default_store()  # an older torch
+
+
+def capped_nccl(store: Any, rank: int, size: int, sm_count: int) -> Any:
+    """torch's NCCL backend whose kernels run on `sm_count` thread blocks."""
+    options = capped_options(dist.ProcessGroupNCCL, sm_count)
+    return dist.ProcessGroupNCCL(store, rank, size, options)
 
 
 def capped_options(process_group_type: Any, sm_count: int) -> Any:
@@ -119,7 +137,7 @@ def describe(machine: Machine) -> CollectivesChoice:
         version=machine.nccl_version,
         supports_sm_count=True,
         limits=(
-            f"at most {MAX_SM_COUNT} SMs and {MAX_GROUPS} different SM counts, one communicator each",
+            f"at most {MAX_SM_COUNT} SMs and {MAX_COMMUNICATORS} different SM counts, one communicator each",
             "block_threads is left to NCCL",
             *machine.override_limits(),
         ),

@@ -46,6 +46,11 @@ class ProcessGroupIssuer:
         """The group belongs to whoever made it."""
 
 
+# torch 2.13 renames both; the old names warn from then on
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
 def issue_on(group: dist.ProcessGroup | None, launch: Launch) -> dist.Work | None:
     """Issue on a torch group. nccl: on the current stream, nothing to wait for. gloo: returns the work to wait for."""
     output, source = launch.output, launch.source
@@ -54,9 +59,9 @@ def issue_on(group: dist.ProcessGroup | None, launch: Launch) -> dist.Work | Non
     if launch.operation == "all_reduce":
         work = dist.all_reduce(source, group=group, async_op=asynchronous)
     elif launch.operation == "all_gather":
-        work = dist.all_gather_into_tensor(output, source, group=group, async_op=asynchronous)
+        work = _gather(output, source, group=group, async_op=asynchronous)
     else:
-        work = dist.reduce_scatter_tensor(output, source, group=group, async_op=asynchronous)
+        work = _scatter(output, source, group=group, async_op=asynchronous)
     return None if on_stream else work
 
 

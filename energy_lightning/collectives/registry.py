@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -35,8 +36,8 @@ def _prepare_group(backend: str) -> Callable[[Opening], Callable[[], Collectives
 
 
 def _prepare_capped(opening: Opening) -> Callable[[], Collectives]:
-    issuer = _capped_issuer(opening)
-    return lambda: IssuedCollectives(issuer, opening.streams, speaks=opening.speaks)
+    make_issuer = _capped_issuer(opening)
+    return lambda: IssuedCollectives(make_issuer(), opening.streams, speaks=opening.speaks)
 
 
 def _prepare_per_call(opening: Opening) -> Callable[[], Collectives]:
@@ -64,12 +65,12 @@ def _nccl_beside(opening: Opening) -> Callable[[], Issuer]:
     if refusal_of("nccl4py", opening.peers or ()) is None:
         return _per_call_issuer(opening)
     plain = ProcessGroupIssuer(opening.group)
-    return (lambda: plain) if "nccl" not in plain.name else (lambda: _capped_issuer(opening))
+    return (lambda: plain) if "nccl" not in plain.name else _capped_issuer(opening)
 
 
-def _capped_issuer(opening: Opening) -> Issuer:
+def _capped_issuer(opening: Opening) -> Callable[[], Issuer]:
     _require_backend(ProcessGroupIssuer(opening.group).name, "nccl")
-    return capped.CappedIssuer(opening.group, overruled_sm_count=opening.machine.overruled_sm_count())
+    return partial(capped.CappedIssuer, opening.group, overruled_sm_count=opening.machine.overruled_sm_count())
 
 
 def _per_call_issuer(opening: Opening) -> Callable[[], Issuer]:
@@ -93,7 +94,7 @@ def _describe_gloo(machine: Machine) -> CollectivesChoice:
 BACKENDS: dict[str, Backend] = {
     "mscclpp": Backend(device_type="cuda", describe=mscclpp_opening.describe, prepare=_prepare_mscclpp, agreed=True),
     "nccl4py": Backend(device_type="cuda", describe=nccl_per_call.describe, prepare=_prepare_per_call, agreed=True),
-    "nccl_capped": Backend(device_type="cuda", describe=capped.describe, prepare=_prepare_capped),
+    "nccl_capped": Backend(device_type="cuda", describe=capped.describe, prepare=_prepare_capped, agreed=True),
     "nccl": Backend(device_type="cuda", describe=capped.describe_plain, prepare=_prepare_group("nccl")),
     "gloo": Backend(device_type=None, describe=_describe_gloo, prepare=_prepare_group("gloo")),
 }
