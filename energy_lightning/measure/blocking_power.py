@@ -36,10 +36,12 @@ def blocking_power_w(device: Device, state_dir: Path, *, spin: Callable[[float],
         spin: keeps the GPU waiting for a time in s, returns at once; None: on torch's current CUDA device.
 
     Raises:
-        MeasurementError: no GPU to spin on, or no energy reading.
+        MeasurementError: no GPU to spin on, no energy reading, or one that other slices of the GPU share (MIG).
     """
     if device.uuid is None:
         return device.blocking_power_w
+    if getattr(device, "is_mig", False):
+        raise MeasurementError(f"{device.name}: the energy is shared with the GPU's other slices; measure a whole GPU")
     known_w = load_blocking_power_w(state_dir, device.uuid)
     if known_w is not None:
         return known_w
