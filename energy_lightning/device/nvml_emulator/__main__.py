@@ -7,9 +7,10 @@ GPU, or is refused half-way. Ends as the command ends; before and afterwards say
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from energy_lightning.device.nvml_emulator.board import PERMISSIONS, EmulatedBoard
 from energy_lightning.device.nvml_emulator.client.codes import Code
@@ -35,9 +36,18 @@ def main(arguments: Sequence[str]) -> int:
         for index in range(options.gpus):
             server.load(index, options.load)
         _say(server, f"EMULATED NVML: {options.gpus} x {board.name}; nothing below is measured")
-        status = subprocess.run(command, env=server.environment(), check=False).returncode
+        status = _run(command, server.environment())
         _say(server, f"EMULATED NVML: the command ended with {status}")
     return status if status >= 0 else 128 - status  # ended by a signal: as a shell says it
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Exit status of `command`; Ctrl-C is for the command, which may have clocks to give back."""
+    before = signal.signal(signal.SIGINT, lambda number, frame: None)  # a handler, unlike SIG_IGN, is not inherited
+    try:
+        return subprocess.Popen(command, env=environment).wait()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _parser() -> argparse.ArgumentParser:

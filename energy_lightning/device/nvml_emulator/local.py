@@ -20,7 +20,8 @@ class NvmlEmulator(Controls):
     """While entered, pynvml in this process talks to these boards; unmodified Zeus and others on it do too.
 
     On leaving, pynvml is as before. Zeus keeps the GPUs it found in a global; it looks anew inside and afterwards has
-    the ones from before.
+    the ones from before. A forked child has a copy of the boards of its own, a spawned one none: for jobs of several
+    processes take NvmlServer.
 
     Args:
         boards: in NVML's order.

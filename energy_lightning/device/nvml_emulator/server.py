@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -27,7 +28,15 @@ from energy_lightning.device.nvml_emulator.local import installed
 from energy_lightning.types import DeviceError
 
 _END_S = 5.0
+_SOCKET = "nvml"
 _PACKAGE_ROOT = Path(__file__).parents[3]
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    folder: Path
+    process: subprocess.Popen[bytes]
+    owner_pid: int
 
 
 class NvmlServer(Controls):
@@ -48,53 +57,50 @@ class NvmlServer(Controls):
         EmulatedDriver(boards, now_s=lambda: 0.0)  # boards that cannot be are refused here, not in the other process
         self._boards, self._init_error = tuple(boards), init_error
         self.boards = tuple(BoardView(self, index) for index in range(len(boards)))
-        self._folder: Path | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._running: _Running | None = None
 
     def __enter__(self) -> NvmlServer:
-        self._folder = Path(tempfile.mkdtemp(prefix="emulated-nvml-"))  # only this user may enter
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            listener.bind(str(self.socket_path))
-            listener.listen(128)  # clients may call at once: they wait while the process starts
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", f"{__package__}.server_process", str(listener.fileno())],
-                stdin=subprocess.PIPE,
-                pass_fds=[listener.fileno()],
-                env=_prepended(os.environ, "PYTHONPATH", str(_PACKAGE_ROOT)),
-                start_new_session=True,
-            )
-        assert self._process.stdin is not None
-        pickle.dump((self._boards, self._init_error), self._process.stdin)
-        self._process.stdin.flush()
+        folder = Path(tempfile.mkdtemp(prefix="emulated-nvml-"))  # only this user may enter
+        try:
+            process = _started(folder / _SOCKET)
+        except OSError:
+            shutil.rmtree(folder)
+            raise
+        assert process.stdin is not None
+        pickle.dump((self._boards, self._init_error), process.stdin)
+        process.stdin.flush()
+        self._running = _Running(folder, process, os.getpid())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        assert self._folder is not None
-        self._process.stdin.close()
+        running = self._known()
+        if running.owner_pid != os.getpid():
+            return  # a forked child leaves the block too; the boards are its parent's
+        assert running.process.stdin is not None
+        running.process.stdin.close()
         try:
-            self._process.wait(_END_S)
+            running.process.wait(_END_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+            running.process.kill()
+            running.process.wait()
+        shutil.rmtree(running.folder, ignore_errors=True)
+
+    def _known(self) -> _Running:
+        if self._running is None:
+            raise DeviceError("the emulated NVML has not been started; use `with NvmlServer(...) as server:`")
+        return self._running
 
     @property
     def socket_path(self) -> Path:
         """The Unix socket that clients call."""
-        if self._folder is None:
-            raise DeviceError("the emulated NVML has not been started; use `with NvmlServer(...) as server:`")
-        return self._folder / "nvml"
+        return self._known().folder / _SOCKET
 
     @property
     def pid(self) -> int:
         """The process that holds the boards."""
-        if self._process is None:
-            raise DeviceError("the emulated NVML has not been started; use `with NvmlServer(...) as server:`")
-        return self._process.pid
+        return self._known().process.pid
 
     def environment(self, base: Mapping[str, str] = os.environ) -> dict[str, str]:
         """`base` and what gives a child, and its children, the emulated NVML."""
@@ -115,6 +121,20 @@ class NvmlServer(Controls):
         if code == Code.SUCCESS:
             return outputs[0]
         raise DeviceError(outputs[0] if outputs else "the process that holds the emulated GPUs has ended")
+
+
+def _started(path: Path) -> subprocess.Popen[bytes]:
+    """The process, answering at `path`; its boards are still to be written to its standard input."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+        listener.listen(128)  # clients may call at once: they wait while the process starts
+        return subprocess.Popen(
+            [sys.executable, "-m", f"{__package__}.server_process", str(listener.fileno())],
+            stdin=subprocess.PIPE,
+            pass_fds=[listener.fileno()],
+            env=_prepended(os.environ, "PYTHONPATH", str(_PACKAGE_ROOT)),
+            start_new_session=True,  # what ends a job's process group or terminal does not end the boards
+        )
 
 
 def _prepended(environment: Mapping[str, str], name: str, entry: str) -> dict[str, str]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal as signals
 import subprocess
 import sys
+import textwrap
 
 import pytest
 
@@ -56,6 +59,32 @@ def test_a_refusal_half_way_and_a_death() -> None:
     assert before.count("clocks not locked, limit 250 W, 0 control calls") == 2
     assert "locked to 900-900 MHz, limit 250 W, 3 control calls" in after.splitlines()[2]
     assert "clocks not locked" in after.splitlines()[1]
+
+
+def test_ctrl_c_is_left_to_the_command() -> None:
+    """It gives its clock back on the way out, is waited for, and the last look shows that."""
+    child = textwrap.dedent("""
+        import pynvml, time
+        pynvml.nvmlInit()
+        gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
+        pynvml.nvmlDeviceSetGpuLockedClocks(gpu, 900, 900)
+        print("locked", flush=True)
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt:
+            time.sleep(0.5)
+            pynvml.nvmlDeviceResetGpuLockedClocks(gpu)
+    """)
+    command = [sys.executable, "-m", "energy_lightning.device.nvml_emulator", "--", sys.executable, "-c", child]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, start_new_session=True, **pipes) as rehearsal:
+        assert rehearsal.stdout is not None
+        assert rehearsal.stdout.readline() == "locked\n"
+        os.killpg(rehearsal.pid, signals.SIGINT)
+        _, said = rehearsal.communicate(timeout=60)
+    assert rehearsal.returncode == 0
+    assert "the command ended with 0" in said
+    assert "clocks not locked, limit 400 W, 2 control calls" in said
 
 
 @pytest.mark.parametrize(

@@ -301,6 +301,10 @@ def test_the_server_ends_with_its_owner() -> None:
             except pynvml.NVMLError_DriverNotLoaded:
                 print(server.pid, server.state(0).power_limit_w, flush=True)
             if os.fork() == 0:
+                sys.exit(0)  # leaves the blocks, and must not end the server
+            os.wait()
+            print(server.state(0).power_limit_w, flush=True)
+            if os.fork() == 0:
                 time.sleep(60)
                 os._exit(0)
             time.sleep(60)
@@ -310,6 +314,7 @@ def test_the_server_ends_with_its_owner() -> None:
         assert owner.stdout is not None
         pid, limit_w = owner.stdout.readline().split()
         assert limit_w == "400.0"
+        assert owner.stdout.readline() == "400.0\n"
         server = psutil.Process(int(pid))
         owner.kill()
         try:
