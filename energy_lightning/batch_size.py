@@ -229,9 +229,8 @@ class RecurringJobMixin:
                 "RecurringJob: energy is not measured on every rank, so runs cannot be compared by it. Choose by time "
                 "with eta=0, or measure: device='nvidia', or an emulated one with workload=..."
             )
-        limit_w = self._spend(trainer).limit_w
-        if self._run is not None:
-            self._run.use_max_power(limit_w)
+        run, limit_w, emulated = self._run, self._spend(trainer).limit_w, bool(device.emulated)
+        on_rank_zero(trainer, lambda: run and run.begin(max_power_w=limit_w, emulated=emulated))
 
     def _spend(self, trainer: Any) -> Spent:
         """Over all ranks. Collective."""

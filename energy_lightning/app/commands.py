@@ -47,6 +47,9 @@ COMMANDS: dict[str, Command] = {
     "sweep": Command(
         "emulate training runs over architectures and fit their energy (--help)", "energy_lightning.app.sweep:sweep"
     ),
+    "recurring": Command(
+        "what a recurring job knows: batch sizes, beliefs, savings (--help)", "energy_lightning.app.recurring:recurring"
+    ),
     "demo": Command("fine-tune BERT under an emulated GPU and compare plans", "energy_lightning.app.demo:demo"),
 }
 

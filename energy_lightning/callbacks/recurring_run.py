@@ -48,7 +48,7 @@ class RecurringRun:
         if self._max_power_is_measured:  # the first run needs none: there is nothing to compare
             known["max_power_w"] = RunStore(path).settings().get("max_power_w", 1.0)
         self._optimizer = BatchSizeOptimizer(batch_sizes, store=path, **known)
-        self._target = target
+        self._target, self._emulated = target, False
         self.batch_size = self._optimizer.suggest()
 
     @property
@@ -56,10 +56,16 @@ class RecurringRun:
         """Its number in the store; None once it is over."""
         return self._optimizer.open_run(self.batch_size)
 
-    def use_max_power(self, max_power_w: float | None) -> None:
-        """What the GPUs may draw together, where the settings leave it to them."""
+    def begin(self, *, max_power_w: float | None, emulated: bool) -> int:
+        """Training begins on GPUs that may draw so much together, which counts where the settings leave it to them.
+
+        Returns the batch size. Raises RecurringError where the store's runs are of the other kind: emulated, measured.
+        """
+        self._optimizer.check_kind(emulated)
+        self._emulated = emulated
         if self._max_power_is_measured and max_power_w is not None:
             self._optimizer.use_max_power(max_power_w)
+        return self.batch_size
 
     def resume(self, run_id: int | None, batch_size: int) -> int:
         """Go on with an earlier suggestion instead of this one; its batch size."""
@@ -84,7 +90,11 @@ class RecurringRun:
             self.abandon()
             return "the run is not reported: its time or energy could not be measured"
         self._optimizer.observe(
-            self.batch_size, energy_j=spent.energy_j or 0.0, time_s=spent.time_s, reached_target=reached
+            self.batch_size,
+            energy_j=spent.energy_j or 0.0,
+            time_s=spent.time_s,
+            reached_target=reached,
+            emulated=self._emulated,
         )
         return None
 

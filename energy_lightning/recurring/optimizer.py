@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
+from sqlite3 import Connection
+from typing import Self
 
 import numpy as np
 
 from energy_lightning.recurring import store as rows
 from energy_lightning.recurring.runs import (
+    Belief,
     CostRule,
     Outcome,
     RecurringError,
@@ -23,18 +26,6 @@ from energy_lightning.recurring.runs import (
 )
 from energy_lightning.recurring.settings import POLICIES, JobSettings
 from energy_lightning.recurring.store import RunStore
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Belief:
-    """What is believed of one batch size: mean cost in J with its standard deviation (NaN unknown), and its runs."""
-
-    batch_size: int
-    cost_j: float
-    cost_sd_j: float
-    num_runs: int
-    num_reached: int
-    num_running: int
 
 
 class BatchSizeOptimizer:
@@ -84,10 +75,10 @@ class BatchSizeOptimizer:
         self._keep_settings()
 
     @classmethod
-    def of_store(cls, store: str | Path) -> BatchSizeOptimizer:
+    def of_store(cls, store: str | Path) -> Self:
         """The optimizer of a store that is there, as it was last set. StoreError where it holds no settings."""
-        with RunStore(store, create=False).changing() as connection:
-            settings = rows.read_settings(connection)
+        settings = RunStore(store, create=False).settings()
+        settings.pop("emulated", None)
         if "batch_sizes" not in settings:
             raise StoreError(f"{store} holds no settings yet: open it once with BatchSizeOptimizer(..., store=...)")
         return cls(settings.pop("batch_sizes"), store=store, **settings)
@@ -115,7 +106,8 @@ class BatchSizeOptimizer:
     def _keep_settings(self) -> None:
         settings = {**asdict(self.settings), "batch_sizes": list(self.batch_sizes)}
         with self._store.changing() as connection:
-            if rows.read_settings(connection) != settings:
+            known = rows.read_settings(connection)
+            if any(name not in known or known[name] != value for name, value in settings.items()):
                 rows.write_settings(connection, settings)
 
     def suggest(self, *, power_limit_w: float | None = None) -> int:
@@ -127,10 +119,9 @@ class BatchSizeOptimizer:
         now_s = self._clock()
         with self._store.changing() as connection:
             rows.bury(connection, now_s)
-            runs = rows.read(connection)
-            view = self._view(runs, power_limit_w)
+            view, num_runs = self._view(connection, power_limit_w), rows.count(connection)
             lost = view.never_reached()
-            arm = view.default if lost else self._policy.suggest(view, np.random.default_rng([self._seed, len(runs)]))
+            arm = view.default if lost else self._policy.suggest(view, np.random.default_rng([self._seed, num_runs]))
             batch_size = self.batch_sizes[arm]
             run_id = rows.start(connection, batch_size, now_s + self.settings.lease_s, power_limit_w)
         self._open[run_id] = batch_size
@@ -147,7 +138,7 @@ class BatchSizeOptimizer:
         with self._store.changing() as connection:
             for run_id in self._open:
                 rows.renew(connection, run_id, self._clock() + self.settings.lease_s)
-            least = self._view(rows.read(connection), None).least_cost()
+            least = self._view(connection, None).least_cost()
         return least is not None and spent > self.settings.beta * least
 
     def observe(
@@ -158,16 +149,19 @@ class BatchSizeOptimizer:
         time_s: float,
         reached_target: bool,
         power_limit_w: float | None = None,
+        emulated: bool = False,
     ) -> None:
         """Report a run: energy in J over all GPUs and time in s, whether it ended or was stopped.
 
         Completes this process's oldest open suggestion of that size; without one, adds a run that nobody suggested.
-        Raises RecurringError where the size is no arm or the figures cannot be.
+        Raises RecurringError where the size is no arm, the figures cannot be, or the store's are of the other kind
+        (measured or `emulated`).
         """
         self._check_arm(batch_size)
         self.cost(energy_j, time_s)
         run_id = self.open_run(batch_size)
         with self._store.changing() as connection:
+            self._mark_kind(connection, emulated)
             known = rows.start(connection, batch_size, 0.0, power_limit_w) if run_id is None else run_id
             report = Run(
                 run_id=known,
@@ -180,6 +174,27 @@ class BatchSizeOptimizer:
             )
             rows.finish(connection, report)
         self._open.pop(known, None)
+
+    @property
+    def emulated(self) -> bool:
+        """Whether the store's runs are emulated ones."""
+        return bool(self._store.settings().get("emulated", False))
+
+    def check_kind(self, emulated: bool) -> None:
+        """Raise RecurringError where a report of that kind would be refused."""
+        with self._store.changing() as connection:
+            self._mark_kind(connection, emulated, known_only=True)
+
+    def _mark_kind(self, connection: Connection, emulated: bool, *, known_only: bool = False) -> None:
+        known = rows.read_settings(connection).get("emulated")
+        if known is not None and known != emulated:
+            kinds = {True: "emulated", False: "measured"}
+            raise RecurringError(
+                f"{self._store.path} holds {kinds[known]} runs and this one is {kinds[emulated]}: they cannot be "
+                "compared. Give another store"
+            )
+        if known is None and not known_only:
+            rows.write_settings(connection, {"emulated": emulated})
 
     def abandon(self, batch_size: int) -> None:
         """This process's oldest open suggestion of that size will not report: it says nothing of the size."""
@@ -210,7 +225,7 @@ class BatchSizeOptimizer:
 
     def best(self, *, power_limit_w: float | None = None) -> int:
         """The batch size believed cheapest; the default before any run. TargetNeverReachedError if none reaches it."""
-        view = self._view(self.runs(), power_limit_w)
+        view = self._read_view(power_limit_w)
         if view.never_reached():
             raise TargetNeverReachedError(self._never_reached())
         reached = {outcome.arm for outcome in view.recent().outcomes if outcome.reached}
@@ -219,7 +234,7 @@ class BatchSizeOptimizer:
 
     def beliefs(self, *, power_limit_w: float | None = None) -> list[Belief]:
         """One row a batch size, smallest first; costs from the window, counts from all runs."""
-        view = self._view(self.runs(), power_limit_w)
+        view = self._read_view(power_limit_w)
         mean, error = self._policy.means(view)
         return [
             Belief(
@@ -243,9 +258,17 @@ class BatchSizeOptimizer:
                 f"batch size {batch_size} is none of {list(self.batch_sizes)}: report what was suggested"
             )
 
-    def _view(self, runs: list[Run], power_limit_w: float | None) -> View:
+    def _comparable(self, connection: Connection) -> list[Run]:
+        """The runs as the policy is to compare them."""
+        return rows.read(connection)
+
+    def _read_view(self, power_limit_w: float | None) -> View:
+        with self._store.changing() as connection:
+            return self._view(connection, power_limit_w)
+
+    def _view(self, connection: Connection, power_limit_w: float | None) -> View:
         arms = {size: arm for arm, size in enumerate(self.batch_sizes)}
-        known = [run for run in runs if run.batch_size in arms]
+        known = [run for run in self._comparable(connection) if run.batch_size in arms]
         outcomes = [
             Outcome(
                 arm=arms[run.batch_size],

@@ -42,6 +42,18 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Belief:
+    """What is believed of one batch size: mean cost in J with its standard deviation (NaN unknown), and its runs."""
+
+    batch_size: int
+    cost_j: float
+    cost_sd_j: float
+    num_runs: int
+    num_reached: int
+    num_running: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CostRule:
     """Zeus's cost in J: eta x energy + (1 - eta) x max_power_w x time (You et al., NSDI 2023).
 

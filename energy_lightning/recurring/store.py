@@ -114,6 +114,11 @@ def read(connection: sqlite3.Connection) -> list[Run]:
     ]
 
 
+def count(connection: sqlite3.Connection) -> int:
+    """How many runs there are, in any state."""
+    return int(connection.execute("SELECT count(*) FROM runs").fetchone()[0])
+
+
 def bury(connection: sqlite3.Connection, now_s: float) -> None:
     """Mark the runs whose lease ran out as dead."""
     connection.execute("UPDATE runs SET state = 'dead' WHERE state = 'running' AND lease_end_s < ?", (now_s,))
