@@ -8,6 +8,9 @@ from typing import Any
 
 from energy_lightning.device.nvml_emulator.live import BoardState
 
+CONTROLS = ("state", "load", "hold_power", "reset_counter", "cap_clock", "permit", "fail", "lose", "occupy")
+"""Methods of `Controls`, and of the driver behind them."""
+
 
 class Controls(ABC):
     """Look at the boards and change what the world does to them; `index` counts boards in NVML's order."""

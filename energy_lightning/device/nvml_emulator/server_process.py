@@ -19,11 +19,15 @@ from typing import Any
 
 from energy_lightning.device.nvml_emulator.client.codes import Code
 from energy_lightning.device.nvml_emulator.client.connection import LENGTH, packed
+from energy_lightning.device.nvml_emulator.client.signatures import SIGNATURES
+from energy_lightning.device.nvml_emulator.controls import CONTROLS
 from energy_lightning.device.nvml_emulator.driver import EmulatedDriver
 from energy_lightning.types import DeviceError
 
 _OWNER_CHECK_S = 0.5  # standard input may stay open in children that the owner forked
 _MAX_MESSAGE_BYTES = 1 << 20
+_CHUNK_BYTES = 65536
+_KNOWN = {*SIGNATURES, *(f"control.{name}" for name in CONTROLS)}
 
 
 class Server:
@@ -60,32 +64,39 @@ class Server:
     def _read(self, client: socket.socket) -> None:
         """Answer what `client` asks; one that is gone or talks nonsense is let go."""
         try:
-            data = client.recv(65536)
-            if data:
-                client.sendall(self._answers(client, data))
-                return
+            requests = self._requests(client, client.recv(_CHUNK_BYTES))
         except (OSError, ValueError, EOFError, TypeError):
-            pass
+            self._let_go(client)
+            return
+        answers = b"".join(packed(self._answer(*request)) for request in requests)
+        try:
+            client.sendall(answers)
+        except OSError:
+            self._let_go(client)
+
+    def _let_go(self, client: socket.socket) -> None:
         self._selector.unregister(client)
         del self._unread[client]
         client.close()
 
-    def _answers(self, client: socket.socket, data: bytes) -> bytes:
-        data, answers = self._unread[client] + data, b""
-        while len(data) >= LENGTH.size:
-            length = LENGTH.unpack_from(data)[0]
-            if length > _MAX_MESSAGE_BYTES:
-                raise ValueError(f"a request of {length} bytes")
-            if len(data) < LENGTH.size + length:
-                break
-            pid, name, inputs = marshal.loads(data[LENGTH.size : LENGTH.size + length])
-            data = data[LENGTH.size + length :]
-            answers += packed(self._answer(pid, name, inputs))
+    def _requests(self, client: socket.socket, data: bytes) -> list[tuple[int, str, list[Any]]]:
+        """The complete requests among what has come; the rest is kept. Raises where the client has ended or errs."""
+        if not data:
+            raise EOFError
+        data, requests = self._unread[client] + data, []
+        while len(data) >= LENGTH.size and len(data) >= (end := LENGTH.size + LENGTH.unpack_from(data)[0]):
+            pid, name, inputs = marshal.loads(data[LENGTH.size : end])
+            if name not in _KNOWN:
+                raise ValueError(name)
+            requests.append((pid, name, inputs))
+            data = data[end:]
+        if len(data) > _MAX_MESSAGE_BYTES:
+            raise ValueError(f"a request of more than {_MAX_MESSAGE_BYTES} bytes")
         self._unread[client] = data
-        return answers
+        return requests
 
     def _answer(self, pid: int, name: str, inputs: list[Any]) -> tuple[int, tuple[Any, ...]]:
-        if not name.startswith("control."):
+        if name in SIGNATURES:
             return self._driver.call(name, inputs, pid)
         try:
             result = getattr(self._driver, name.removeprefix("control."))(*inputs)

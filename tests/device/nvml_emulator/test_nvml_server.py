@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import marshal
 import os
 import signal
 import socket
@@ -222,18 +224,47 @@ def test_the_death_of_a_client_leaves_the_boards_as_they_are(how: signal.Signals
     assert state.sets[-1].pid == child.pid
 
 
-def test_half_messages_and_nonsense_disturb_nobody(server: NvmlServer) -> None:
-    for data in (
+def framed(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "little") + data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
         b"\x10",
         b"\x10\x00\x00\x00half",
-        b"\x04\x00\x00\x00oops",
+        framed(b"oops"),
+        framed(b"i"),
+        framed(b""),
         b"\xff\xff\xff\xff",
-        b"\x02\x00\x00\x00i\x00",
-    ):
-        with socket.socket(socket.AF_UNIX) as stranger:
-            stranger.connect(str(server.socket_path))
+        b"\xff\xff\xff\xff" + bytes(1 << 21),
+        framed(marshal.dumps(5)),
+        framed(marshal.dumps((1, 2, 3))),
+        framed(marshal.dumps((1, ["nvmlInit_v2"], []))),
+        framed(marshal.dumps((1, "nvmlDeviceGetFanSpeed", [0]))),
+        framed(marshal.dumps((1, "control.call", []))),
+    ],
+)
+def test_half_messages_and_nonsense_disturb_nobody(data: bytes, server: NvmlServer) -> None:
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect(str(server.socket_path))
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # let go before all was sent
             stranger.sendall(data)
+        assert server.state(0).uuid == "GPU-a"
     assert server.state(0).uuid == "GPU-a"
+
+
+def test_requests_in_one_piece_and_in_many_are_answered(server: NvmlServer) -> None:
+    request = framed(marshal.dumps((1, "nvmlDeviceGetCount_v2", [])))
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(10.0)
+        client.connect(str(server.socket_path))
+        client.sendall(request + request[:3])
+        answer = client.recv(65536)
+        for byte in request[3:]:
+            client.sendall(bytes([byte]))
+        assert marshal.loads(answer[4:]) == (0, (2,))
+        assert client.recv(65536) == answer
 
 
 def test_many_clients_at_once(server: NvmlServer) -> None:
