@@ -128,7 +128,23 @@ def _by_visible_index(nvml: Any, index: int | None, environment: Mapping[str, st
     if not 0 <= place < len(visible):
         shown = "" if value is None else f" (CUDA_VISIBLE_DEVICES={value})"
         raise DeviceError(f"there is no GPU {place} among the {len(visible)} visible ones{shown}, counted from 0")
+    _warn_of_order(nvml, value, environment)
     return nvml.nvmlDeviceGetHandleByIndex(visible[place]), False
+
+
+def _warn_of_order(nvml: Any, value: str | None, environment: Mapping[str, str]) -> None:
+    """CUDA's own order is the fastest GPU first, which only CUDA knows; among equal GPUs it is NVML's."""
+    counted = value is None or not value.strip().startswith("GPU-")
+    if not counted or environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
+        return
+    handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
+    names = sorted({text(nvml.nvmlDeviceGetName(handle)) for handle in handles})
+    if len(names) > 1:
+        _log.warning(
+            "this machine has different GPUs (%s), which CUDA may count in another order than NVML; set "
+            "CUDA_DEVICE_ORDER=PCI_BUS_ID, or name GPUs by UUID",
+            ", ".join(names),
+        )
 
 
 def _slice(nvml: Any, uuid: str, index: int) -> tuple[Any, bool]:

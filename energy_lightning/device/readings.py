@@ -10,7 +10,7 @@ for one GPU takes NVML's index and reads no environment.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from energy_lightning.device.finding import FoundGpu, text
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 _HOLDING = ("SwPowerCap", "HwSlowdown", "SyncBoost", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown")
 """NVML's reasons that hold the clock down; left out: idleness, and the locks and displays that a user has chosen."""
 
-_WORKING_STATE = 2  # performance states 0 to 2 are those in which work runs; 8 and above are idle ones
+_WORKING_STATE = 2  # NVML's performance states up to this one are for work
 
 
 class GpuReadings:
@@ -107,17 +107,15 @@ class GpuReadings:
     def supported_mhz(self) -> tuple[int, ...]:
         """SM clocks that go with the memory clock in use, ascending; () where the board does not list them."""
         try:
-            memory_mhz = self._memory_mhz(self._nvml.nvmlDeviceGetSupportedMemoryClocks(self._handle))
+            memory_mhz = memory_clock_in_use(
+                self._nvml.nvmlDeviceGetSupportedMemoryClocks(self._handle),
+                now_mhz=self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_MEM),
+                state=self._nvml.nvmlDeviceGetPerformanceState(self._handle),
+            )
             return tuple(sorted(self._nvml.nvmlDeviceGetSupportedGraphicsClocks(self._handle, memory_mhz)))
         except self._nvml.NVMLError as error:
             _log.info("%s does not list its clocks: %s", self.name, error)
             return ()
-
-    def _memory_mhz(self, supported: list[int]) -> int:
-        """The memory clock under work: today's if the GPU is awake, else (idle boards lower it) the highest."""
-        now_mhz = self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_MEM)
-        awake = self._nvml.nvmlDeviceGetPerformanceState(self._handle) <= _WORKING_STATE
-        return int(now_mhz if awake and now_mhz in supported else max(supported))
 
     def power_limit_range_w(self) -> tuple[float, float] | None:
         """(least, most) power limit that can be set; None on boards without one."""
@@ -149,6 +147,15 @@ class GpuReadings:
             return ()
         bits = {name: getattr(self._nvml, f"nvmlClocksThrottleReason{name}") for name in _HOLDING}
         return tuple(_snake(name) for name, bit in bits.items() if mask & bit)
+
+
+def memory_clock_in_use(supported_mhz: Sequence[int], *, now_mhz: int, state: int) -> int:
+    """The memory clock under work: the one now, unless the GPU idles (some boards lower it then): the highest.
+
+    `state` is NVML's performance state, 0 (fastest) to 15; in 0 to 2 boards work.
+    """
+    working = state <= _WORKING_STATE and now_mhz in supported_mhz
+    return now_mhz if working else max(supported_mhz)
 
 
 def _snake(name: str) -> str:

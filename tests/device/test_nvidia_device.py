@@ -13,6 +13,7 @@ from energy_lightning.device import Device
 from energy_lightning.device.modes import describe_mode
 from energy_lightning.device.nvidia import NvidiaDevice
 from energy_lightning.device.nvml_emulator import Code, EmulatedBoard, NvmlEmulator
+from energy_lightning.device.readings import memory_clock_in_use
 from energy_lightning.emulation import GPU
 from energy_lightning.types import DeviceError
 
@@ -106,6 +107,15 @@ def test_a_counter_that_stops_answering_is_no_energy_and_no_error(tmp_path: Path
         device = m.open()
         m.nvml.fail(0, "nvmlDeviceGetTotalEnergyConsumption", Code.UNKNOWN)
         assert device.energy_j() is None
+
+
+@pytest.mark.parametrize(
+    ("now_mhz", "state", "expected_mhz"),
+    [(9251, 2, 9251), (9501, 0, 9501), (405, 8, 9501), (810, 5, 9501), (405, 2, 405), (700, 0, 9501)],
+    ids=["compute state", "fastest", "idle", "nearly idle", "locked low", "not listed"],
+)
+def test_clocks_are_those_of_the_memory_clock_under_work(now_mhz: int, state: int, expected_mhz: int) -> None:
+    assert memory_clock_in_use([9501, 9251, 810, 405], now_mhz=now_mhz, state=state) == expected_mhz
 
 
 def test_the_clock_follows_a_lock_after_its_lag(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +103,24 @@ def test_a_slice_is_found_as_its_whole_gpu(tmp_path: Path, visible: str | None, 
 def test_the_whole_of_a_sliced_gpu_counts_as_shared_too(tmp_path: Path) -> None:
     with machine(tmp_path, EmulatedBoard(uuid=AAAA, mig_uuids=(SLICE,))) as m:
         assert m.open(0).is_mig
+
+
+@pytest.mark.parametrize(
+    ("second", "visible", "order", "warns"),
+    [
+        ("a40", "1,0", None, True),
+        ("a40", None, None, True),
+        ("a40", "1,0", "PCI_BUS_ID", False),
+        ("a40", "GPU-b", None, False),
+        ("a100-sxm4-40gb", "1,0", None, False),
+    ],
+)
+def test_indices_among_different_gpus_are_warned_of(
+    tmp_path: Path, second: str, visible: str | None, order: str | None, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with machine(tmp_path, EmulatedBoard(uuid=AAAA), EmulatedBoard(uuid=BBBB, gpu=second)) as m:
+        host = m.host(visible)
+        environment = {**host.environment, **({} if order is None else {"CUDA_DEVICE_ORDER": order})}
+        pynvml.nvmlInit()
+        find_gpu(pynvml, 0, replace(host, environment=environment))
+        assert ("CUDA_DEVICE_ORDER=PCI_BUS_ID" in caplog.text) == warns
