@@ -50,6 +50,10 @@ COMMANDS: dict[str, Command] = {
     "recurring": Command(
         "what a recurring job knows: batch sizes, beliefs, savings (--help)", "energy_lightning.app.recurring:recurring"
     ),
+    "doctor": Command(
+        "what this machine can measure and control, what a job would use and why (--json)",
+        "energy_lightning.app.doctor:doctor",
+    ),
     "demo": Command("fine-tune BERT under an emulated GPU and compare plans", "energy_lightning.app.demo:demo"),
 }
 
