@@ -25,6 +25,7 @@ from energy_lightning.strategy_parts.default_callbacks import (
 from energy_lightning.strategy_parts.job import Job, own_workload
 from energy_lightning.strategy_parts.real_runner import RealRunner
 from energy_lightning.strategy_parts.settings import DEFAULT_GPU, KareusSettings, check_ddp_options
+from energy_lightning.strategy_parts.termination import before_sigterm
 from energy_lightning.types import Budget, Plan, PlanError, Schedule, StrategyError
 from energy_lightning.workload import Workload
 
@@ -49,6 +50,7 @@ class KareusMixin(_Base):
         gpu: which GPU an emulated device plays.
         workload: a Workload, or a preset such as "llama3.2_3b_tp8", to account for instead of the model's own shape.
         activation_checkpointing: recompute the blocks' activations in backward.
+        collectives: "auto" (the best that all ranks can use), or "mscclpp", "nccl4py", "nccl_capped", "nccl", "gloo".
         plan: a Plan or the path of a plan.yaml to use; None: profile, search and choose one.
         output_dir: where measurements.jsonl and plan.yaml go; None: `<default_root_dir>/kareus`.
         callback_options: arguments of the default callbacks, e.g. {"PartitionProfiler": {"window_s": 2.0}}.
@@ -73,6 +75,7 @@ class KareusMixin(_Base):
         gpu: GPU | str = DEFAULT_GPU,
         workload: Workload | str | None = None,
         activation_checkpointing: bool = False,
+        collectives: str = "auto",
         plan: Plan | str | Path | None = None,
         output_dir: str | Path | None = None,
         callback_options: Mapping[str, Mapping[str, Any]] | None = None,
@@ -89,6 +92,7 @@ class KareusMixin(_Base):
             data_parallel_size=data_parallel_size,
             device=device,
             activation_checkpointing=activation_checkpointing,
+            collectives=collectives,
         )
         check_callback_options(self.settings.callback_options, self.callback_types)
         check_ddp_options(ddp_options, type(self))
@@ -247,6 +251,12 @@ class KareusMixin(_Base):
             precision=str(trainer.precision),
         )
 
+    def on_train_start(self) -> None:
+        """Lightning handles SIGTERM by now: the GPU is given back before it does."""
+        super().on_train_start()
+        if self._job is not None:
+            before_sigterm(self._job.give_back)
+
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Complete the workload with the first batch's sizes."""
         super().on_train_batch_start(batch, batch_idx)
@@ -274,6 +284,12 @@ class KareusMixin(_Base):
         if self._job is not None:
             self._job.account_iteration_end()
         return output
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Give the device back first: what follows may wait for ranks that are gone."""
+        if self._job is not None:
+            self._job.give_back()
+        super().on_exception(exception)
 
     def teardown(self) -> None:
         """Give the device back, then the model."""

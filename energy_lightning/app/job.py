@@ -96,13 +96,14 @@ def build_data(config: Config, *, task: str, tokenizer: str) -> TextDataModule:
 
 def build_strategy(config: Config, folder: RunFolder) -> Any:
     """KareusStrategy from the groups workload, device, budget, profiler, search and collectives."""
-    backend = config["collectives"]["backend"]
+    backend = config["collectives"]["process_group_backend"]
     device = config["device"]
     return energy_lightning.KareusStrategy(
         config["budget"],
         tensor_parallel_size=config["tensor_parallel_size"],
         data_parallel_size=config["data_parallel_size"],
         activation_checkpointing=config["activation_checkpointing"],
+        collectives=config["collectives"]["backend"],
         device=device["name"],
         **({} if device["gpu"] is None else {"gpu": device["gpu"]}),
         workload=build_workload(config["workload"]),

@@ -38,6 +38,7 @@ class RunOutcome:
         totals: total_energy_j (all GPUs) and total_time_s of the training, where they were accounted.
         num_steps: optimizer steps taken.
         findings: partition -> what its search measured, empty where nothing was searched.
+        collectives: backends with SM counts asked and granted; empty for a single process.
     """
 
     device: str | None
@@ -52,6 +53,7 @@ class RunOutcome:
     totals: Mapping[str, float]
     num_steps: int
     findings: Mapping[str, Sequence[Finding]]
+    collectives: Sequence[Mapping[str, Any]] = ()
 
     @property
     def job_name(self) -> str:
@@ -91,6 +93,7 @@ class OutcomeRecorder(Callback):
             totals=_energy_totals(trainer.callback_metrics),
             num_steps=trainer.global_step,
             findings=optimizers[0].findings if optimizers else {},
+            collectives=strategy.collectives_report(),
         )
 
 
@@ -134,6 +137,7 @@ def report(
         comparison=[row.to_dict() for row in rows],
         totals=dict(outcome.totals),
         num_steps=outcome.num_steps,
+        collectives=list(outcome.collectives),
         validation_before=dict(before),
         validation_after=dict(after),
     )

@@ -10,11 +10,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from energy_lightning.collectives import select_collectives
+from energy_lightning.collectives import Collectives
 from energy_lightning.parallel.clipping import clip_grad_norm, is_sharded
 from energy_lightning.parallel.reducer import GradientReducer, broadcast_module
 from energy_lightning.partition import find_stacks, install, sharding
 from energy_lightning.partition.removal import remove_engine
+from energy_lightning.strategy_parts.communication import Communication
 from energy_lightning.types import Plan, Schedule, StrategyError
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class EngineExecution:
         mesh: dimensions ("data_parallel", "tensor_parallel"), or None for a single process.
         activation_checkpointing: recompute the blocks' activations in backward.
         bucket_cap_bytes: size of a gradient bucket; None: gradients are not reduced (evaluation).
+        communication: opens the collectives of both dimensions; closed by `close`.
 
     Collective over all ranks. Raises StrategyError for a module whose weights are still sharded.
     """
@@ -40,8 +42,10 @@ class EngineExecution:
         mesh: DeviceMesh | None,
         activation_checkpointing: bool,
         bucket_cap_bytes: int | None,
+        communication: Communication | None = None,
     ) -> None:
         self.module = module
+        self._communication = communication or Communication()
         self.tensor_parallel_group = _group(mesh, "tensor_parallel")
         data_parallel_group = _group(mesh, "data_parallel")
         if any(is_sharded(parameter) for parameter in module.parameters()):
@@ -56,17 +60,23 @@ class EngineExecution:
             module,
             tensor_parallel_group=self.tensor_parallel_group,
             activation_checkpointing=activation_checkpointing,
+            collectives=self._collectives("tensor_parallel", self.tensor_parallel_group),
         )
         self.reducer: GradientReducer | None = None
-        if data_parallel_group is not None and bucket_cap_bytes is not None:
+        reduced = data_parallel_group if bucket_cap_bytes is not None else None
+        replicas = self._collectives("data_parallel", reduced)
+        if replicas is not None and bucket_cap_bytes is not None:
             self.reducer = GradientReducer(
                 module.parameters(),
                 announced=[p for path in paths for p in module.get_submodule(path).parameters()],
-                collectives=select_collectives("auto", data_parallel_group),
+                collectives=replicas,
                 bucket_cap_bytes=bucket_cap_bytes,
             )
             self.engine.on_gradients_ready = self.reducer.mark_ready
         self._reduces = True
+
+    def _collectives(self, role: str, group: dist.ProcessGroup | None) -> Collectives | None:
+        return None if group is None else self._communication.open(role, group)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -128,6 +138,7 @@ class EngineExecution:
             self.reducer.close()
         if restore or self.tensor_parallel_group is None:
             remove_engine(self.engine.stacks, self.tensor_parallel_group)
+        self._communication.close(in_step=restore)
 
 
 def _group(mesh: DeviceMesh | None, name: str) -> dist.ProcessGroup | None:

@@ -15,11 +15,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from energy_lightning.collectives import select_collectives
 from energy_lightning.parallel.batches import check_same_batch
 from energy_lightning.parallel.comm_hook import GradBucketState, grad_bucket_hook
 from energy_lightning.parallel.layout import MESH_DIM_NAMES, ParallelLayout
 from energy_lightning.partition import find_stacks
+from energy_lightning.strategy_parts.communication import Communication
 from energy_lightning.strategy_parts.engine_execution import EngineExecution
 from energy_lightning.strategy_parts.settings import KareusSettings
 from energy_lightning.types import StrategyError
@@ -44,6 +44,7 @@ class ParallelExecutionMixin(_Base):
     _layout: ParallelLayout | None = None
     _execution: EngineExecution | None = None
     _grad_buckets: GradBucketState | None = None
+    _communication: Communication | None = None
     _failed = False
     _num_checked_batches = 0
 
@@ -120,14 +121,23 @@ class ParallelExecutionMixin(_Base):
             mesh=self._mesh(),
             activation_checkpointing=self.settings.activation_checkpointing,
             bucket_cap_bytes=bucket_cap_bytes,
+            communication=self._open_communication(),
         )
 
     def _register_ddp_hooks(self) -> None:
         if self._ddp_comm_hook is not None:  # the user's own
             super()._register_ddp_hooks()
         elif isinstance(self.model, DistributedDataParallel):
-            self._grad_buckets = GradBucketState(select_collectives("auto"))
+            self._grad_buckets = GradBucketState(self._open_communication().open("data_parallel", None))
             self.model.register_comm_hook(self._grad_buckets, grad_bucket_hook)
+
+    def _open_communication(self) -> Communication:
+        self._communication = Communication(self.settings.collectives, self.root_device)
+        return self._communication
+
+    def collectives_report(self) -> list[dict[str, Any]]:
+        """Backends in use, with the SM counts that schedules asked for and those granted; empty outside a run."""
+        return [] if self._communication is None else self._communication.report()
 
     def _module(self) -> nn.Module:
         assert self.lightning_module is not None, "Lightning connects the module before it sets the strategy up"
@@ -204,5 +214,7 @@ class ParallelExecutionMixin(_Base):
             vars(self.precision_plugin).pop("clip_grad_by_norm", None)
             self._execution.close(restore=not self._failed)
             self._execution = None
-        self._grad_buckets = None
+        if self._communication is not None:
+            self._communication.close(in_step=not self._failed)
+        self._grad_buckets = self._communication = None
         super().teardown()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from energy_lightning.collectives import check_backend_name
 from energy_lightning.device import DEVICES
 from energy_lightning.emulation import GPU
 from energy_lightning.measure import load_plan
@@ -29,6 +30,7 @@ class KareusSettings:
         gpu: what an emulated device plays.
         workload: the job to account for instead of the model's own shape (a rehearsal), or None.
         activation_checkpointing: recompute the blocks' activations in backward.
+        collectives: "auto", or another name that `select_collectives` knows.
         plan: the plan to use instead of profiling; None: profile and search.
         output_dir: folder of measurements and plan; None: `<default_root_dir>/kareus`.
         callback_options: default callback's name -> arguments of its constructor.
@@ -41,6 +43,7 @@ class KareusSettings:
     gpu: GPU
     workload: Workload | None
     activation_checkpointing: bool
+    collectives: str
     plan: Plan | None
     output_dir: Path | None
     callback_options: Mapping[str, Mapping[str, Any]]
@@ -48,6 +51,7 @@ class KareusSettings:
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
             raise DeviceError(f"unknown device {self.device!r}; known: {', '.join(DEVICES)}")
+        check_backend_name(self.collectives)
         for name, kind in _KINDS.items():
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):

@@ -41,6 +41,7 @@ def test_groups_reach_strategy_and_callbacks(tmp_path: Path) -> None:
     settings = job.trainer.strategy.settings  # type: ignore[attr-defined]
     assert settings.budget == Budget("max_slowdown", 0.2)
     assert (settings.workload.tensor_parallel, settings.workload.microbatch_size) == (4, 8)
+    assert settings.collectives == "gloo"
     assert settings.output_dir == tmp_path
     assert settings.callback_options["PartitionProfiler"]["window_s"] == 1.5
     assert settings.callback_options["FrontierOptimizer"]["passes"] == "published"

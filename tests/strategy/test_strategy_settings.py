@@ -8,6 +8,7 @@ import pytest
 import strategy_cases as cases
 from torch.utils.data import DataLoader
 
+from energy_lightning.collectives import CollectivesError
 from energy_lightning.lightning import EnergyMonitor, KareusStrategy
 from energy_lightning.types import (
     BudgetError,
@@ -27,6 +28,7 @@ from energy_lightning.types import (
         ({"tensor_parallel_size": "auto"}, StrategyError, "tensor_parallel_size must be a whole number"),
         ({"data_parallel_size": -2}, StrategyError, "or 'auto', got -2"),
         ({"device": "abacus"}, DeviceError, "'abacus'; known: auto, emulated"),
+        ({"collectives": "mpi"}, CollectivesError, "'mpi'; known: auto, mscclpp, nccl4py, nccl_capped, nccl, gloo"),
         ({"gpu": "abacus"}, DeviceError, "a100-sxm4-40gb"),
         ({"workload": "llama9"}, WorkloadError, "llama9.*known: .*llama3.2_3b"),
         ({"budget": "cheap"}, BudgetError, "'cheap'; known: .*max_slowdown"),
