@@ -213,7 +213,7 @@ class Doctor:
             names = ", ".join(f"cuda:{gpu.visible_as} {gpu.name}" for gpu in used)
             return f"{names} (torch sees them)"
         if self.host.has_cuda:
-            return "the GPU that torch sees, without measuring: NVML does not tell which it is, time and energy are unknown"
+            return "the GPU that torch sees, without measuring: NVML does not tell which it is"
         if not gpus:
             return f"{emulated}; there is no NVIDIA GPU, the training itself runs on the CPU"
         if self.host.environment.get("CUDA_VISIBLE_DEVICES") is not None and not used:
