@@ -22,6 +22,8 @@ HOW_TO_PERMIT = (
     "administrator, with ZEUSD_SOCK_PATH set to its socket"
 )
 
+_SLICED = "MIG: energy is the whole GPU's, shared with its other slices; a change would hit them too, so nothing is set"
+
 
 class Refused(DeviceError):
     """The driver, or who stands before it, does not let us change a setting; one line says what is missing.
@@ -150,7 +152,7 @@ def zeusd_errors() -> tuple[type[Exception], ...]:
 def find_control(nvml: Any, gpu: FoundGpu) -> Permissions:
     """What this process may set on `gpu`, through zeusd where Zeus finds one (ZEUSD_SOCK_PATH), else through NVML."""
     if gpu.is_mig:
-        return Permissions(None, reason="MIG: a change would hit the GPU's other slices, so there is no control")
+        return Permissions(None, reason=_SLICED)
     socket, fault = _zeusd_socket(), ""
     if socket is not None:
         try:

@@ -309,7 +309,7 @@ def test_a_mig_slice_shares_its_energy_and_is_not_controlled(tmp_path: Path) -> 
         assert m.nvml.state(1).sets == ()  # permission is not even looked for
         assert (device.uuid, device.mode, device.is_mig) == (BBBB, "measure-only", True)
         assert "MIG slice; energy of the whole GPU" in device.name
-        assert "other slices" in describe_mode(device)
+        assert "shared with its other slices" in describe_mode(device)
 
 
 # opening

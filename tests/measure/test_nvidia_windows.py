@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
+import math
 from pathlib import Path
 
 import pytest
+from zeus.monitor.energy import ZeusMonitor
 
 from energy_lightning.device.host import Host
 from energy_lightning.device.nvidia import NvidiaDevice
-from energy_lightning.device.nvml_emulator import Code, EmulatedBoard, NvmlEmulator
-from energy_lightning.measure import EnergyMeter, EnergyTotal, PowerSampler, WindowReading, sum_over_gpus
-from energy_lightning.types import EnergySource
+from energy_lightning.device.nvml_emulator import PERMISSIONS, Code, EmulatedBoard, NvmlEmulator
+from energy_lightning.measure import (
+    CallableRunner,
+    EnergyMeter,
+    EnergyTotal,
+    MeasurementStore,
+    PartitionConfig,
+    PartitionMeter,
+    PowerSampler,
+    WindowReading,
+    WindowSettings,
+    sum_over_gpus,
+)
+from energy_lightning.workload import Partition
 
 AAAA, BBBB = "GPU-aaaa0000-0000-0000-0000-000000000001", "GPU-bbbb0000-0000-0000-0000-000000000002"
+
+SLICES = "MIG-11110000-0000-0000-0000-000000000001", "MIG-22220000-0000-0000-0000-000000000002"
 
 
 class Bench:
@@ -105,8 +118,7 @@ def test_neither_counter_nor_power_is_no_energy_with_a_reason(tmp_path: Path) ->
         meter.start()
         bench.wait(1.0)
         reading = meter.stop()
-        source: EnergySource = "none"
-        assert (reading.time_s, reading.energy_j, reading.source) == (1.0, None, source)
+        assert (reading.time_s, reading.energy_j, reading.source) == (1.0, None, "none")
         assert "reports no energy" in str(reading.invalid_reason)
 
 
@@ -122,7 +134,7 @@ def test_a_counter_that_fails_in_a_window_voids_it_and_power_does_not_fill_in(tm
 
 
 def test_two_ranks_on_two_gpus_add_and_on_one_count_once(tmp_path: Path) -> None:
-    bench = Bench(board(AAAA), board(BBBB))
+    bench = Bench(board(AAAA), board(BBBB, mig_uuids=SLICES))
     with bench.nvml as nvml:
         nvml.hold_power(0, 30.0)
         nvml.hold_power(1, 40.0)
@@ -139,27 +151,44 @@ def test_two_ranks_on_two_gpus_add_and_on_one_count_once(tmp_path: Path) -> None
 
         assert sum_over_gpus(energies("0", "1")) == pytest.approx(70.0)
         assert sum_over_gpus(energies("0", AAAA)) == pytest.approx(30.0)  # one GPU under two names
+        assert sum_over_gpus(energies(*SLICES)) == pytest.approx(40.0)  # two slices of one GPU
+
+
+def test_a_clock_under_a_power_cap_is_unreachable_after_every_retry_and_leaves_no_nan(tmp_path: Path) -> None:
+    bench = Bench(board(permissions=PERMISSIONS, clock_lag_s=0.005))
+    with bench.nvml as nvml:
+        nvml.load(0, 1.0)
+        nvml.cap_clock(0, 1200, "sw_power_cap")
+        device = bench.open(0, tmp_path)
+        runner = CallableRunner(lambda partition, schedule: lambda: bench.wait(0.003))
+        settings = WindowSettings(window_s=0.5, cool_down_s=0.1, max_retries=3)
+        meter = PartitionMeter(device, runner, settings, refresh_s=device.counter_refresh_s)
+        partition, measured = Partition("fwd_attn", (), None, 1, True), {}
+        for mhz in (1410, 1200):
+            measured[mhz] = meter.measure(partition, PartitionConfig("fwd_attn", mhz))
+        locks = [call.arguments[0] for call in nvml.state(0).sets if call.function == "nvmlDeviceSetGpuLockedClocks"]
+        meter.close()
+        device.close()
+    assert measured[1410].invalid_reason == "unreachable: asked for 1410 MHz, seen 1200 MHz (sw_power_cap)"
+    assert (measured[1410].requested_mhz, measured[1410].actual_mhz) == (1410, 1200)
+    assert locks.count(1410) == 4
+    assert measured[1200].valid
+    assert all(math.isfinite(float(m.energy_j or 0.0)) and math.isfinite(m.time_s) for m in measured.values())
+    store = MeasurementStore(tmp_path / "measurements.jsonl", {"gpu": "A100"}, source="counter")
+    for mhz, measurement in measured.items():
+        store.add(PartitionConfig("fwd_attn", mhz), measurement)
+    assert [config.frequency_mhz for config, known in store.measurements().items() if known.valid] == [1200]
 
 
 # Zeus's own windows
 
 
-@pytest.fixture
-def zeus_monitor(monkeypatch: pytest.MonkeyPatch) -> Iterator[type]:
-    from zeus.monitor.energy import ZeusMonitor
-
-    yield ZeusMonitor
-    assert "zeus" in sys.modules
-
-
-def test_a_window_sees_what_zeus_monitors_window_sees(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zeus_monitor: type
-) -> None:
+def test_a_window_sees_what_zeus_monitors_window_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(board(AAAA, counter_refresh_s=0.1), board(BBBB, counter_refresh_s=0.1))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
     with bench.nvml as nvml:
         nvml.load(1, 0.7)
-        monitor = zeus_monitor(gpu_indices=[0], cpu_indices=[])
+        monitor = ZeusMonitor(gpu_indices=[0], cpu_indices=[])
         meter = EnergyMeter(bench.open(0, tmp_path, "1,0"))
         for window_s in (0.35, 2.0, 0.1):
             monitor.begin_window("window", sync_execution=False)
@@ -170,16 +199,14 @@ def test_a_window_sees_what_zeus_monitors_window_sees(
             assert zeus.gpu_energy[0] > 0.0
 
 
-def test_uuids_stop_zeus_monitor_and_not_us(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zeus_monitor: type
-) -> None:
+def test_uuids_stop_zeus_monitor_and_not_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Why energy is read through Zeus's object of one GPU. When this fails, Zeus has learnt UUIDs: use its monitor."""
     bench = Bench(board(AAAA), board(BBBB))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", BBBB)
     with bench.nvml as nvml:
         nvml.hold_power(1, 50.0)
         with pytest.raises(ValueError, match="invalid literal for int"):
-            zeus_monitor(gpu_indices=[0], cpu_indices=[])
+            ZeusMonitor(gpu_indices=[0], cpu_indices=[])
         meter = EnergyMeter(bench.open(0, tmp_path, BBBB))
         meter.start()
         bench.wait(2.0)
