@@ -58,8 +58,7 @@ class KareusMixin(_Base):
             process_group_backend, timeout, find_unused_parameters, ...).
 
     Raises:
-        EnergyLightningError: a setting that cannot be. Some are known only when a Trainer gives its devices or fit
-            gives the model; always before training starts.
+        EnergyLightningError: a setting that cannot be; before training, where Trainer or model must be known for it.
     """
 
     lightning_package: ClassVar[str]
@@ -293,10 +292,9 @@ class KareusMixin(_Base):
 
     def teardown(self) -> None:
         """Give the device back, then the model."""
-        if self._runner is not None:
-            self._runner.close()
-            self._runner = None
         if self._job is not None:
             self._job.close()
-            self._job = None
+        if self._runner is not None:
+            self._runner.close()
+        self._job = self._runner = None
         super().teardown()

@@ -20,13 +20,12 @@ from typing import Any
 
 from energy_lightning.device.forking import call_in_forked_child
 from energy_lightning.device.lease import Lease, repair_all
-from energy_lightning.device.restore_guard import RestoreGuard
 from energy_lightning.device.state_file import GpuState, default_state_dir
 from energy_lightning.device.undo import GpuControl, Previous, Setting, Undo, UndoError
 from energy_lightning.device.watchdog_process import Begin, Watchdog, WatchdogError, WatchdogPipe
 from energy_lightning.errors import DeviceError
 
-__all__ = ["Change", "HardwareGuard", "RestoreGuard", "default_state_dir"]
+__all__ = ["Change", "HardwareGuard", "default_state_dir"]
 
 _log = logging.getLogger(__name__)
 _FOLDER = "guard"  # below the state directory
@@ -128,19 +127,22 @@ class HardwareGuard:
         with self._lock:
             first = (uuid, setting) not in self._undo
             self.before_change(uuid, setting, previous)
-            change = Change()
+            undo, change = self._undo[uuid, setting], Change()
             try:
                 yield change
             except DeviceError:
-                self._settle(uuid, setting, change, first=first)
+                self._settle(undo, change, first=first)
                 raise
-            self._settle(uuid, setting, change, first=first)
+            self._settle(undo, change, first=first)
 
-    def _settle(self, uuid: str, setting: Setting, change: Change, *, first: bool) -> None:
-        if change.refused and first:
-            self._drop(uuid, setting)
+    def _settle(self, undo: Undo, change: Change, *, first: bool) -> None:
+        if self._closed is not None and not change.refused:  # meanwhile, by a signal's handler
+            self._undo[undo.uuid, undo.setting] = undo
+            self._give_back(undo)
+        elif change.refused and first:
+            self._drop(undo.uuid, undo.setting)
         elif change.applied is not None:
-            self.after_change(uuid, setting, change.applied)
+            self.after_change(undo.uuid, undo.setting, change.applied)
 
     def before_change(self, uuid: str, setting: Setting, previous: Previous) -> None:
         """Record what a setting was; call before every change of it, the first call counts.

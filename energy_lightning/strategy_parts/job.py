@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
+import secrets
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from energy_lightning.device import Device, EmulatedDevice, open_device
 from energy_lightning.parallel.batches import token_shape
@@ -44,16 +47,17 @@ class Job:
     def open(
         cls, settings: KareusSettings, *, own: Workload | None, torch_device: torch.device | int, speaks: bool
     ) -> Job:
-        """The job of one rank: the rehearsed workload if there is one, else the model's `own`.
+        """The job of one rank: the rehearsed workload if there is one, else the model's `own`. Collective.
 
         Raises DeviceError for a device asked for by name that cannot be opened; "auto" then goes on without one.
         """
         workload = settings.workload or own
+        job_id = _shared_id()
         device: Device | None = None
         reason = "no recognised transformer blocks and no GPU"
         if workload is not None or _is_real(settings.device):
             try:
-                device = _open(settings, workload, torch_device, speaks=speaks)
+                device = _open(settings, workload, torch_device, job_id, speaks=speaks)
             except (DeviceError, ImportError) as error:
                 if settings.device != "auto":
                     raise
@@ -109,8 +113,13 @@ class Job:
             if self._speaks:
                 log.warning(f"energy_lightning: emulated accounting stops, training goes on: {error}")
 
+    def give_back(self) -> None:
+        """Clocks and limits as they were, now and for good; the device can still be read. Idempotent."""
+        if self.device is not None:
+            self.device.close()
+
     def close(self) -> None:
-        """Give the device back. Idempotent."""
+        """Give the device back and forget it. Idempotent."""
         device, self.device, self._accounts = self.device, None, False
         if device is not None:
             device.close()
@@ -139,7 +148,7 @@ def _phase(plan: Plan, phase: Phase) -> PhasePlan:
 
 
 def _open(
-    settings: KareusSettings, workload: Workload | None, torch_device: torch.device | int, *, speaks: bool
+    settings: KareusSettings, workload: Workload | None, torch_device: torch.device | int, job_id: str, *, speaks: bool
 ) -> Device:
     # the other ranks need not repeat that "auto" found no GPU
     name = settings.device if speaks or _is_real(settings.device) else "emulated"
@@ -148,7 +157,16 @@ def _open(
         gpu=settings.gpu,
         workload=workload,  # type: ignore[arg-type]  # None only for a real GPU, which needs none
         torch_device=torch_device,
+        job=job_id,
     )
+
+
+def _shared_id() -> str:
+    """A name that all ranks of this run have and no other run has: they may share a GPU, others may not. Collective."""
+    names = [f"{os.getpid()}-{secrets.token_hex(4)}"]
+    if dist.is_available() and dist.is_initialized():
+        dist.broadcast_object_list(names, src=0)
+    return names[0]
 
 
 def _is_real(device_name: str) -> bool:
