@@ -21,14 +21,17 @@ class DriftWatch:
         self.ratios: dict[str, float] = {}
         self._said = False
 
-    def add(self, time_s: float, energy_j: float | None) -> str | None:
-        """Count one step; returns one line the first time that a mean leaves the tolerance."""
+    def add(self, time_s: float, energy_j: float | None, *, num_energy_steps: int = 1) -> str | None:
+        """Count one step; returns one line the first time that a mean leaves the tolerance.
+
+        `energy_j` is the mean over the last `num_energy_steps` steps; None: not known (yet).
+        """
         faults = []
-        for name, value in (("time", time_s), ("energy", energy_j)):
+        for name, value, count in (("time", time_s, 1), ("energy", energy_j, num_energy_steps)):
             (predicted, unit), recent = self._predicted[name], self._recent[name]
             if predicted is None or value is None:
                 continue
-            recent.append(value)
+            recent.extend([value] * count)
             if len(recent) < (recent.maxlen or 0):
                 continue
             mean = sum(recent) / len(recent)

@@ -11,12 +11,11 @@ from energy_lightning.callbacks.job import degrading, find_callback, gather_rows
 from energy_lightning.callbacks.monitored import Monitored, choose_monitored
 from energy_lightning.callbacks.observed import TemperatureLog
 from energy_lightning.callbacks.partition_profiler import PartitionProfilerMixin
+from energy_lightning.callbacks.step_meter import window_s_of
 from energy_lightning.device import Device
 from energy_lightning.measure import AppendLog, EnergyMeter, EnergyTotal, WindowReading, rows_up_to, sum_over_gpus
 from energy_lightning.types import EnergyLightningError
 from energy_lightning.workload import Workload
-
-REFRESHES_PER_WINDOW = 10
 
 
 class EnergyMonitorMixin:
@@ -62,6 +61,7 @@ class EnergyMonitorMixin:
         self._left_out, self._last_global_step = EnergyTotal(), 0
         self._before = EnergyTotal()  # of the whole job, when this fit began
         self._started = False
+        self._profiler: PartitionProfilerMixin | None = None
         self.own = EnergyTotal()
         """This GPU's steps since training began here."""
         self.total = EnergyTotal()
@@ -84,7 +84,7 @@ class EnergyMonitorMixin:
         for line in filter(None, (self._monitored.note, self._monitored.mode_line)):
             say(trainer, line)
         self._last_global_step, self.own, self._before = trainer.global_step, EnergyTotal(), self.total
-        self._started = True
+        self._started, self._profiler = True, find_callback(trainer, PartitionProfilerMixin)
         with degrading(lambda line: self._give_up(trainer, line)):
             self._open(trainer, self._monitored.device)
 
@@ -119,7 +119,7 @@ class EnergyMonitorMixin:
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """What follows is not training."""
         if self._meter is not None and not trainer.sanity_checking:
-            self._add(self._without_profiling(trainer, self._lap()))
+            self._read()
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Training goes on."""
@@ -182,21 +182,19 @@ class EnergyMonitorMixin:
     def _open(self, trainer: Any, device: Any) -> None:
         self._meter = EnergyMeter(device)
         self._temperatures = TemperatureLog(device.temperature_c)
-        if device.energy_source == "counter":
-            self._window_s = REFRESHES_PER_WINDOW * device.counter_refresh_s
+        self._window_s = window_s_of(device)
         if self._records is not None and trainer.is_global_zero:
             _drop_later(self._records, trainer.global_step)
-        self._left_out = _spent_in_profiling(trainer)
+        self._left_out = self._spent_in_profiling()
         self._meter.start()
 
     def _count(self, trainer: Any, pl_module: Any) -> None:
         """One optimizer step is over."""
-        reading = self._without_profiling(trainer, self._lap())
-        self._add(reading)
         self.num_steps += 1
         self._window_steps += 1
-        if self._temperatures is not None:
-            self._temperatures.add(reading.time_s)
+        if self._can_wait():
+            return
+        reading = self._read()
         if self._records is not None and self._monitored is not None and trainer.is_global_zero:
             row = {"step": trainer.global_step, "time_s": reading.time_s, "energy_j": reading.energy_j}
             self._records.append([{**row, "source": reading.source, "mode": self._monitored.device.mode}])
@@ -209,17 +207,28 @@ class EnergyMonitorMixin:
             metrics |= {"energy_j": window.energy_j / num_steps, "power_w": window.energy_j / window.time_s}
         pl_module.log_dict(self._named(metrics), prog_bar=True, on_step=True, on_epoch=False, batch_size=1)
 
-    def _lap(self) -> WindowReading:
+    def _can_wait(self) -> bool:
+        """Whether the counter is better read at a later step: it is slow, and every reading costs a call."""
+        if self._window_s == 0.0 or self._records is not None:
+            return False
+        assert self._monitored is not None
         assert self._meter is not None
-        return self._meter.lap()
+        unread_s: float = self._monitored.device.now_s() - self._meter.open_since_s
+        return self._window.time_s + unread_s < self._window_s
 
-    def _add(self, reading: WindowReading) -> None:
+    def _read(self) -> WindowReading:
+        """Count the time and energy since the last reading."""
+        assert self._meter is not None
+        reading = self._without_profiling(self._meter.lap())
         self.own.add(reading)
         self._window.add(reading)
+        if self._temperatures is not None:
+            self._temperatures.add(reading.time_s)
+        return reading
 
-    def _without_profiling(self, trainer: Any, reading: WindowReading) -> WindowReading:
+    def _without_profiling(self, reading: WindowReading) -> WindowReading:
         """The reading less what the profiler spent meanwhile, in whichever order the callbacks run."""
-        spent = _spent_in_profiling(trainer)
+        spent = self._spent_in_profiling()
         time_s, energy_j = spent.time_s - self._left_out.time_s, spent.energy_j - self._left_out.energy_j
         self._left_out = spent
         if time_s == 0.0 or reading.energy_j is None:
@@ -228,8 +237,15 @@ class EnergyMonitorMixin:
             )
         return WindowReading(max(0.0, reading.time_s - time_s), max(0.0, reading.energy_j - energy_j), reading.source)
 
+    def _spent_in_profiling(self) -> EnergyTotal:
+        spent = EnergyTotal() if self._profiler is None else self._profiler.spent
+        return EnergyTotal(spent.energy_j, spent.time_s)
+
     def _reduce(self, trainer: Any) -> None:
-        """Sum over the job's distinct GPUs. Collective."""
+        """Sum over the job's distinct GPUs, steps not read yet included. Collective."""
+        if self._meter is not None and self._window_steps:
+            with degrading(lambda line: self._give_up(trainer, line)):
+                self._read()
         device = None if self._monitored is None else self._monitored.device
         own = (gpu_identity(device, trainer.global_rank), self.own.energy_j, self.own.time_s, float(self.own.complete))
         rows = gather_rows(trainer, own)
@@ -264,11 +280,6 @@ class EnergyMonitorMixin:
         if self._meter is not None:
             self._meter.close()
             self._meter = None
-
-
-def _spent_in_profiling(trainer: Any) -> EnergyTotal:
-    profiler = find_callback(trainer, PartitionProfilerMixin)
-    return EnergyTotal() if profiler is None else EnergyTotal(profiler.spent.energy_j, profiler.spent.time_s)
 
 
 def _drop_later(records: AppendLog, step: int) -> None:

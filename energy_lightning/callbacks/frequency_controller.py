@@ -9,8 +9,8 @@ from energy_lightning.callbacks.energy_monitor import EnergyMonitorMixin
 from energy_lightning.callbacks.frontier_optimizer import FrontierOptimizerMixin
 from energy_lightning.callbacks.job import JobStrategy, degrading, find_callback, job_of, report, say
 from energy_lightning.callbacks.observed import ClockLog
+from energy_lightning.callbacks.step_meter import StepMeter
 from energy_lightning.device import Device, FrequencySwitcher
-from energy_lightning.measure import EnergyMeter
 from energy_lightning.types import EnergyLightningError, Phase, Plan, PlanError
 
 
@@ -37,8 +37,10 @@ class FrequencyControllerMixin:
                 f"{min_dwell_s}, {drift_tolerance}, {drift_steps}"
             )
         self._min_dwell_s, self._tolerance, self._drift_steps = min_dwell_s, drift_tolerance, drift_steps
+        self._job: JobStrategy | None = None
+        self._optimizer: FrontierOptimizerMixin | None = None
         self._device: Device | None = None
-        self._meter: EnergyMeter | None = None
+        self._meter: StepMeter | None = None
         self._switcher: FrequencySwitcher | None = None
         self._clocks_mhz: dict[Phase, int | None] = {}
         self._clock_log = ClockLog()
@@ -63,7 +65,8 @@ class FrequencyControllerMixin:
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Find the device."""
-        job = job_of(trainer)
+        self._job = job = job_of(trainer)
+        self._optimizer = find_callback(trainer, FrontierOptimizerMixin)
         self._device = None if job is None else job.device
         self._active, self.plan, self.drift = self._device is not None, None, None
         self._step_open, self._last_global_step, self._clock_log = False, trainer.global_step, ClockLog()
@@ -78,11 +81,10 @@ class FrequencyControllerMixin:
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """A new plan if there is one, then the forward's clock."""
-        job = job_of(trainer)
-        if not self._active or job is None:
+        if not self._active or self._job is None:
             return
         with degrading(lambda line: self._give_up(trainer, line)):
-            self._adopt(trainer, job)
+            self._adopt(trainer, self._job)
             if self._active:
                 self._open_step()
                 self._enter(trainer, "forward")
@@ -98,10 +100,14 @@ class FrequencyControllerMixin:
         if not self._step_open or self._meter is None or trainer.global_step == self._last_global_step:
             return
         self._last_global_step, self._step_open = trainer.global_step, False
-        reading, settling, self._settling = self._meter.lap(), self._settling, False
-        line = None if self.drift is None or settling else self.drift.add(reading.time_s, reading.energy_j)
-        if line is not None:
-            say(trainer, line)
+        reading = self._meter.end()
+        if self._settling:
+            self._settling = False
+            self._meter.drop()
+        elif self.drift is not None:
+            line = self.drift.add(reading.time_s, reading.energy_j, num_energy_steps=reading.num_steps)
+            if line is not None:
+                say(trainer, line)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Validation runs at the GPU's own clock; the next training step locks again."""
@@ -133,8 +139,8 @@ class FrequencyControllerMixin:
 
     def _adopt(self, trainer: Any, job: JobStrategy) -> None:
         """Apply the optimizer's plan once it is there; a plan given to the strategy is in force from the start."""
-        optimizer = find_callback(trainer, FrontierOptimizerMixin)
-        wanted = job.plan if optimizer is None or optimizer.plan is None else optimizer.plan
+        found = None if self._optimizer is None else self._optimizer.plan
+        wanted = job.plan if found is None else found
         if wanted is None or wanted is self.plan:
             return
         if wanted is not job.applied_plan:
@@ -155,8 +161,8 @@ class FrequencyControllerMixin:
         if self._step_open or self._device is None:
             return
         if self._meter is None:
-            self._meter = EnergyMeter(self._device)
-        self._meter.start()
+            self._meter = StepMeter(self._device)
+        self._meter.begin()
         self._step_open = True
 
     def _enter(self, trainer: Any, phase: Phase) -> None:

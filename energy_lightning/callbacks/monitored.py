@@ -19,6 +19,7 @@ class ClockOnly:
     emulated = virtual_clock = False
     energy_source: EnergySource = "none"
     mode: DeviceMode = "time-only"
+    counter_refresh_s = 0.0
 
     def __init__(self, clock_s: Callable[[], float]) -> None:
         self.now_s = clock_s

@@ -181,7 +181,7 @@ class FrequencySwitcher:
                 device.reset_frequency()
             else:
                 device.lock_frequency(frequency_mhz)
-                if not device.can_lock_frequency:  # refused; the device has said so
+                if device.requested_frequency_mhz() != frequency_mhz:  # refused; the device has said so
                     return
         except _FAILURES as error:
             self.fault = f"{type(error).__name__}: {error}"

@@ -125,6 +125,13 @@ class EnergyMeter:
             energy_j, reason = window_energy(start_j, end[1], time_s=0.0)
         return WindowReading(end[0] - start_s, energy_j, self.source, reason)
 
+    @property
+    def open_since_s(self) -> float:
+        """Start of the open window on the device's clock. Raises MeasurementError when none is open."""
+        if self._start is None:
+            raise MeasurementError("no energy window is open: call start() first")
+        return self._start[0]
+
     def close(self) -> None:
         """Stop background sampling; idempotent."""
         if self._sampler is not None:
