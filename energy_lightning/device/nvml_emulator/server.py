@@ -129,7 +129,7 @@ def _started(path: Path) -> subprocess.Popen[bytes]:
         listener.bind(str(path))
         listener.listen(128)  # clients may call at once: they wait while the process starts
         return subprocess.Popen(
-            [sys.executable, "-m", f"{__package__}.server_process", str(listener.fileno())],
+            [sys.executable, "-m", f"{__package__}.server_process", str(listener.fileno()), str(os.getpid())],
             stdin=subprocess.PIPE,
             pass_fds=[listener.fileno()],
             env=_prepended(os.environ, "PYTHONPATH", str(_PACKAGE_ROOT)),

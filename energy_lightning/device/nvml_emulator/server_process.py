@@ -1,7 +1,7 @@
 """The process behind NvmlServer: holds the boards, answers clients, ends with its owner.
 
-Started as `python -m ... <listening socket's descriptor>`; the boards come pickled over standard input, whose end
-is the owner's end. One thread: calls are served one after the other.
+Started as `python -m ... <listening socket's descriptor> <owner's pid>`; the boards come pickled over standard input,
+whose end is the owner's end. One thread: calls are served one after the other.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import marshal
 import os
 import pickle
 import selectors
+import shutil
 import signal
 import socket
 import sys
@@ -27,6 +28,7 @@ from energy_lightning.types import DeviceError
 _OWNER_CHECK_S = 0.5  # standard input may stay open in children that the owner forked
 _MAX_MESSAGE_BYTES = 1 << 20
 _CHUNK_BYTES = 65536
+_PATIENCE_S = 1.0  # for a client that does not take a long answer
 _KNOWN = {*SIGNATURES, *(f"control.{name}" for name in CONTROLS)}
 
 
@@ -57,7 +59,7 @@ class Server:
             client, _ = self._listener.accept()
         except OSError:  # gone again
             return
-        client.setblocking(False)
+        client.settimeout(_PATIENCE_S)
         self._unread[client] = b""
         self._selector.register(client, selectors.EVENT_READ)
 
@@ -108,11 +110,12 @@ class Server:
 def main() -> None:
     """Serve the boards that standard input brings."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner's job, whose guard still needs the boards
-    owner_pid = os.getppid()
     boards, init_error = pickle.load(sys.stdin.buffer)
     driver = EmulatedDriver(boards, now_s=time.monotonic, init_error=init_error)
     with socket.socket(fileno=int(sys.argv[1])) as listener:
-        Server(driver, listener, owner_pid).run()
+        folder = os.path.dirname(listener.getsockname())
+        Server(driver, listener, owner_pid=int(sys.argv[2])).run()
+    shutil.rmtree(folder, ignore_errors=True)  # an owner that was killed has not done it
 
 
 if __name__ == "__main__":

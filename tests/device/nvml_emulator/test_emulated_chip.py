@@ -11,6 +11,7 @@ import pynvml
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from manual_clock import ManualClock
 
 from energy_lightning.device.nvml_emulator import EmulatedBoard, NvmlEmulator
 from energy_lightning.emulation import GPU
@@ -20,29 +21,19 @@ A100 = packaged_values("a100-sxm4-40gb")
 SM, MEMORY = pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM
 
 
-class Clock:
-    """A clock that moves when told to."""
-
-    def __init__(self) -> None:
-        self.time_s = 50.0
-
-    def __call__(self) -> float:
-        return self.time_s
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def nvml(clock: Clock) -> Iterator[NvmlEmulator]:
+def nvml(clock: ManualClock) -> Iterator[NvmlEmulator]:
     with NvmlEmulator([EmulatedBoard()], now_s=clock) as emulator:
         pynvml.nvmlInit()
         yield emulator
 
 
-def started(clock: Clock, board: EmulatedBoard) -> NvmlEmulator:
+def started(clock: ManualClock, board: EmulatedBoard) -> NvmlEmulator:
     return NvmlEmulator([board], now_s=clock)
 
 
@@ -94,7 +85,7 @@ def integrated(pieces: list[tuple[float, float]], start_c: float, step_s: float 
 # the counter
 
 
-def test_a_constant_power_for_ten_seconds(nvml: NvmlEmulator, clock: Clock) -> None:
+def test_a_constant_power_for_ten_seconds(nvml: NvmlEmulator, clock: ManualClock) -> None:
     nvml.hold_power(0, 200.0)
     clock.time_s += 10.0
     assert counter_j() == pytest.approx(2000.0, abs=1e-3)
@@ -103,7 +94,7 @@ def test_a_constant_power_for_ten_seconds(nvml: NvmlEmulator, clock: Clock) -> N
 
 @pytest.mark.parametrize("refresh_s", [0.01, 0.1, 0.25, 1.0])
 @pytest.mark.parametrize("step_s", [0.003, 0.07, 0.33])
-def test_the_counter_moves_at_its_refresh_only(refresh_s: float, step_s: float, clock: Clock) -> None:
+def test_the_counter_moves_at_its_refresh_only(refresh_s: float, step_s: float, clock: ManualClock) -> None:
     with started(clock, EmulatedBoard(counter_refresh_s=refresh_s)) as nvml:
         pynvml.nvmlInit()
         nvml.hold_power(0, 100.0)
@@ -114,7 +105,7 @@ def test_the_counter_moves_at_its_refresh_only(refresh_s: float, step_s: float, 
             assert nvml.state(0).energy_j == pytest.approx(100.0 * step * step_s)
 
 
-def test_without_refresh_the_counter_is_exact(clock: Clock) -> None:
+def test_without_refresh_the_counter_is_exact(clock: ManualClock) -> None:
     with started(clock, EmulatedBoard(counter_refresh_s=0.0)) as nvml:
         pynvml.nvmlInit()
         nvml.hold_power(0, 100.0)
@@ -123,7 +114,7 @@ def test_without_refresh_the_counter_is_exact(clock: Clock) -> None:
             assert counter_j() == pytest.approx(1.23 * step, abs=1e-3)
 
 
-def test_a_reading_changes_nothing(clock: Clock) -> None:
+def test_a_reading_changes_nothing(clock: ManualClock) -> None:
     """Energy is the same whether it is looked at a thousand times or once."""
     totals = []
     for looks in (1, 1000):
@@ -138,7 +129,7 @@ def test_a_reading_changes_nothing(clock: Clock) -> None:
     assert totals[0] == pytest.approx(totals[1], rel=1e-9)
 
 
-def test_a_reset_of_the_counter_is_seen_and_counts_on(nvml: NvmlEmulator, clock: Clock) -> None:
+def test_a_reset_of_the_counter_is_seen_and_counts_on(nvml: NvmlEmulator, clock: ManualClock) -> None:
     """[1.0, 1.8, 0.3, 0.9] J as a meter sees them when the driver is reloaded in between."""
     nvml.reset_counter(0, 1.0)
     nvml.hold_power(0, 0.8)
@@ -154,7 +145,7 @@ def test_a_reset_of_the_counter_is_seen_and_counts_on(nvml: NvmlEmulator, clock:
     assert nvml.state(0).energy_j == pytest.approx(1.4)
 
 
-def test_the_counter_may_start_anywhere_and_shows_whole_millijoules(clock: Clock) -> None:
+def test_the_counter_may_start_anywhere_and_shows_whole_millijoules(clock: ManualClock) -> None:
     with started(clock, EmulatedBoard(counter_j=12345.678)) as nvml:
         pynvml.nvmlInit()
         assert pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu()) == 12345678
@@ -165,7 +156,7 @@ def test_the_counter_may_start_anywhere_and_shows_whole_millijoules(clock: Clock
         assert pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu()) == 12345679
 
 
-def test_a_clock_that_stands_still_or_falls_back_draws_nothing(nvml: NvmlEmulator, clock: Clock) -> None:
+def test_a_clock_that_stands_still_or_falls_back_draws_nothing(nvml: NvmlEmulator, clock: ManualClock) -> None:
     nvml.hold_power(0, 100.0)
     clock.time_s += 5.0
     before = counter_j()
@@ -180,7 +171,7 @@ def test_a_clock_that_stands_still_or_falls_back_draws_nothing(nvml: NvmlEmulato
 )
 @settings(max_examples=60, deadline=None)
 def test_energy_of_pieces_of_constant_power_is_their_sum(pieces: list[tuple[float, float, int]]) -> None:
-    clock = Clock()
+    clock = ManualClock()
     with started(clock, EmulatedBoard(counter_refresh_s=0.0)) as nvml:
         pynvml.nvmlInit()
         for time_s, power_w, looks in pieces:
@@ -196,14 +187,14 @@ def test_energy_of_pieces_of_constant_power_is_their_sum(pieces: list[tuple[floa
 
 @pytest.mark.parametrize("load", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("locked_mhz", [210, 900, 1410])
-def test_power_is_the_documented_formula(load: float, locked_mhz: int, clock: Clock) -> None:
+def test_power_is_the_documented_formula(load: float, locked_mhz: int, clock: ManualClock) -> None:
     with started(clock, EmulatedBoard(locked_mhz=(locked_mhz, locked_mhz), temperature_c=55.0)) as nvml:
         pynvml.nvmlInit()
         nvml.load(0, load)
         assert nvml.state(0).power_w == pytest.approx(reference_w(locked_mhz, load), rel=1e-9)
 
 
-def test_heat_and_energy_follow_the_heat_equation(clock: Clock) -> None:
+def test_heat_and_energy_follow_the_heat_equation(clock: ManualClock) -> None:
     with started(clock, EmulatedBoard(locked_mhz=(1200, 1200), clock_lag_s=0.0)) as nvml:
         pynvml.nvmlInit()
         start_c = nvml.state(0).temperature_c
@@ -218,7 +209,7 @@ def test_heat_and_energy_follow_the_heat_equation(clock: Clock) -> None:
         assert pynvml.nvmlDeviceGetTemperatureV(gpu(), 0) == round(expected_c)
 
 
-def test_an_idle_board_is_settled(nvml: NvmlEmulator, clock: Clock) -> None:
+def test_an_idle_board_is_settled(nvml: NvmlEmulator, clock: ManualClock) -> None:
     before = nvml.state(0)
     clock.time_s += 3600.0
     after = nvml.state(0)
@@ -228,7 +219,7 @@ def test_an_idle_board_is_settled(nvml: NvmlEmulator, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("averages", [False, True], ids=["a100", "a40"])
-def test_power_now_and_on_average(averages: bool, clock: Clock) -> None:
+def test_power_now_and_on_average(averages: bool, clock: ManualClock) -> None:
     """The mean over the last second moves as a ramp, the power now at the next refresh."""
     with started(clock, EmulatedBoard(gpu="a40" if averages else "a100-sxm4-40gb", counter_refresh_s=0.1)) as nvml:
         pynvml.nvmlInit()
@@ -245,7 +236,7 @@ def test_power_now_and_on_average(averages: bool, clock: Clock) -> None:
             assert usage_mw == pytest.approx(mean_mw if averages else 300_000, abs=2)
 
 
-def test_power_is_as_old_as_the_last_refresh(nvml: NvmlEmulator, clock: Clock) -> None:
+def test_power_is_as_old_as_the_last_refresh(nvml: NvmlEmulator, clock: ManualClock) -> None:
     nvml.hold_power(0, 100.0)
     clock.time_s += 0.15
     assert pynvml.nvmlDeviceGetPowerUsage(gpu()) == 100_000
@@ -256,7 +247,7 @@ def test_power_is_as_old_as_the_last_refresh(nvml: NvmlEmulator, clock: Clock) -
     assert pynvml.nvmlDeviceGetPowerUsage(gpu()) == 300_000
 
 
-def test_average_after_a_long_silence_is_of_the_last_second(nvml: NvmlEmulator, clock: Clock) -> None:
+def test_average_after_a_long_silence_is_of_the_last_second(nvml: NvmlEmulator, clock: ManualClock) -> None:
     nvml.hold_power(0, 100.0)
     clock.time_s += 7.0
     nvml.hold_power(0, 300.0)
@@ -264,7 +255,7 @@ def test_average_after_a_long_silence_is_of_the_last_second(nvml: NvmlEmulator, 
     assert field(pynvml.NVML_FI_DEV_POWER_AVERAGE).value.uiVal == 300_000
 
 
-def test_field_values(nvml: NvmlEmulator, clock: Clock) -> None:
+def test_field_values(nvml: NvmlEmulator, clock: ManualClock) -> None:
     nvml.hold_power(0, 123.0)
     clock.time_s += 2.0
     wanted = {
@@ -285,7 +276,7 @@ def test_field_values(nvml: NvmlEmulator, clock: Clock) -> None:
         assert field(number, scope).nvmlReturn == pynvml.NVML_ERROR_NOT_SUPPORTED
 
 
-def test_boards_without_power_fields_and_counter(clock: Clock) -> None:
+def test_boards_without_power_fields_and_counter(clock: ManualClock) -> None:
     with started(clock, EmulatedBoard(gpu="v100", has_power_fields=False, has_counter=False)):
         pynvml.nvmlInit()
         for number in (pynvml.NVML_FI_DEV_POWER_INSTANT, pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION):
@@ -310,7 +301,7 @@ def test_clocks_follow_load(nvml: NvmlEmulator) -> None:
 
 @pytest.mark.parametrize("load", [0.0, 0.5])
 @pytest.mark.parametrize("lag_s", [0.0, 0.005, 0.25])
-def test_a_lock_is_followed_after_the_lag(load: float, lag_s: float, clock: Clock) -> None:
+def test_a_lock_is_followed_after_the_lag(load: float, lag_s: float, clock: ManualClock) -> None:
     with started(clock, EmulatedBoard(clock_lag_s=lag_s)) as nvml:
         pynvml.nvmlInit()
         nvml.load(0, load)
@@ -328,7 +319,7 @@ def test_a_lock_is_followed_after_the_lag(load: float, lag_s: float, clock: Cloc
         assert nvml.state(0).locked_mhz is None
 
 
-def test_energy_over_a_lag_is_that_of_both_clocks(clock: Clock) -> None:
+def test_energy_over_a_lag_is_that_of_both_clocks(clock: ManualClock) -> None:
     board = EmulatedBoard(clock_lag_s=0.4, counter_refresh_s=0.0, temperature_c=55.0)
     with started(clock, board) as nvml:
         pynvml.nvmlInit()
@@ -339,7 +330,7 @@ def test_energy_over_a_lag_is_that_of_both_clocks(clock: Clock) -> None:
         assert counter_j() == pytest.approx(expected_j, rel=1e-5)
 
 
-def test_a_second_lock_within_the_lag_starts_it_again(clock: Clock) -> None:
+def test_a_second_lock_within_the_lag_starts_it_again(clock: ManualClock) -> None:
     with started(clock, EmulatedBoard(clock_lag_s=1.0)) as nvml:
         pynvml.nvmlInit()
         nvml.load(0, 0.5)
@@ -363,7 +354,7 @@ def test_a_second_lock_within_the_lag_starts_it_again(clock: Clock) -> None:
     ],
 )
 def test_ranges_are_taken_to_clocks_that_exist(
-    least_mhz: int, most_mhz: int, idle_mhz: int, busy_mhz: int, nvml: NvmlEmulator, clock: Clock
+    least_mhz: int, most_mhz: int, idle_mhz: int, busy_mhz: int, nvml: NvmlEmulator, clock: ManualClock
 ) -> None:
     pynvml.nvmlDeviceSetGpuLockedClocks(gpu(), least_mhz, most_mhz)
     clock.time_s += 1.0
@@ -404,7 +395,9 @@ def test_supported_clocks_belong_to_a_memory_clock(nvml: NvmlEmulator) -> None:
     ("step_w", "asked_w", "reported_w"),
     [(5.0, 183, 185), (5.0, 182, 180), (5.0, 185, 185), (25.0, 183, 175), (0.0, 183, 183), (7.0, 101, 100)],
 )
-def test_limits_are_rounded_to_what_the_board_can(step_w: float, asked_w: int, reported_w: int, clock: Clock) -> None:
+def test_limits_are_rounded_to_what_the_board_can(
+    step_w: float, asked_w: int, reported_w: int, clock: ManualClock
+) -> None:
     with started(clock, EmulatedBoard(limit_granularity_w=step_w)) as nvml:
         pynvml.nvmlInit()
         pynvml.nvmlDeviceSetPowerManagementLimit(gpu(), 1000 * asked_w)
@@ -421,7 +414,7 @@ def test_limits_outside_the_range_are_refused(limit_mw: int, nvml: NvmlEmulator)
     assert nvml.state(0).power_limit_w == 400.0
 
 
-def test_a_limit_of_one_s_own_at_the_start(clock: Clock) -> None:
+def test_a_limit_of_one_s_own_at_the_start(clock: ManualClock) -> None:
     board = EmulatedBoard(power_limit_w=250.0, default_limit_w=300.0, limit_range_w=(150.0, 350.0))
     with started(clock, board):
         pynvml.nvmlInit()
@@ -431,7 +424,7 @@ def test_a_limit_of_one_s_own_at_the_start(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("limit_w", [100, 150, 183, 250, 300, 350, 399])
-def test_under_a_limit_the_highest_clock_that_fits_is_held(limit_w: int, clock: Clock) -> None:
+def test_under_a_limit_the_highest_clock_that_fits_is_held(limit_w: int, clock: ManualClock) -> None:
     """By trying every clock with the formula above."""
     with started(clock, EmulatedBoard(temperature_c=55.0)) as nvml:
         pynvml.nvmlInit()
@@ -445,7 +438,7 @@ def test_under_a_limit_the_highest_clock_that_fits_is_held(limit_w: int, clock: 
         assert nvml.state(0).target_mhz == 1410
 
 
-def test_a_limit_counts_for_a_locked_clock_too(nvml: NvmlEmulator, clock: Clock) -> None:
+def test_a_limit_counts_for_a_locked_clock_too(nvml: NvmlEmulator, clock: ManualClock) -> None:
     nvml.load(0, 1.0)
     pynvml.nvmlDeviceSetGpuLockedClocks(gpu(), 1200, 1200)
     pynvml.nvmlDeviceSetPowerManagementLimit(gpu(), 150_000)
@@ -456,7 +449,7 @@ def test_a_limit_counts_for_a_locked_clock_too(nvml: NvmlEmulator, clock: Clock)
     assert pynvml.nvmlDeviceGetClockInfo(gpu(), SM) == 1200
 
 
-def test_a_board_that_warms_up_throttles_more(clock: Clock) -> None:
+def test_a_board_that_warms_up_throttles_more(clock: ManualClock) -> None:
     """Leakage takes power from the work: the held clock falls on the way, mean power stays at the limit."""
     with started(clock, EmulatedBoard()) as nvml:
         pynvml.nvmlInit()
@@ -480,7 +473,7 @@ def test_a_clock_held_down_is_told_with_its_reason(nvml: NvmlEmulator) -> None:
     assert pynvml.nvmlDeviceGetCurrentClocksEventReasons(gpu()) == 0
 
 
-def test_all_packaged_models_run_busy_within_their_limits(clock: Clock) -> None:
+def test_all_packaged_models_run_busy_within_their_limits(clock: ManualClock) -> None:
     for name, load in itertools.product(GPU.names(), (0.0, 0.5, 1.0)):
         with started(clock, EmulatedBoard(gpu=name)) as nvml:
             pynvml.nvmlInit()
@@ -491,7 +484,7 @@ def test_all_packaged_models_run_busy_within_their_limits(clock: Clock) -> None:
             assert 20.0 < state.temperature_c < 95.0
 
 
-def test_noise_is_on_power_readings_only_and_seeded(clock: Clock) -> None:
+def test_noise_is_on_power_readings_only_and_seeded(clock: ManualClock) -> None:
     readings = []
     for seed in (1, 1, 2):
         clock.time_s = 50.0

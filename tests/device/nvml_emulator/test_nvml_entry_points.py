@@ -10,6 +10,7 @@ from typing import Any
 import pynvml
 import pytest
 import yaml
+from manual_clock import ManualClock
 
 from energy_lightning.device.nvml_emulator import DRIVER_VERSION, PERMISSIONS, Code, EmulatedBoard, NvmlEmulator
 from energy_lightning.device.nvml_emulator.client.library import EmulatedLibrary
@@ -25,29 +26,19 @@ WHOLE = EmulatedBoard(uuid=UUIDS[0], serial="1234", pci_bus_id="00000000:3B:00.0
 SLICED = EmulatedBoard(gpu="h100-sxm", uuid=UUIDS[1], mig_uuids=SLICES)
 
 
-class Clock:
-    """A clock that moves when told to."""
-
-    def __init__(self) -> None:
-        self.time_s = 100.0
-
-    def __call__(self) -> float:
-        return self.time_s
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(100.0)
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def nvml(clock: Clock) -> Iterator[NvmlEmulator]:
+def nvml(clock: ManualClock) -> Iterator[NvmlEmulator]:
     with NvmlEmulator([WHOLE, SLICED], now_s=clock) as emulator:
         pynvml.nvmlInit()
         yield emulator
 
 
-def one(clock: Clock, board: EmulatedBoard) -> NvmlEmulator:
+def one(clock: ManualClock, board: EmulatedBoard) -> NvmlEmulator:
     return NvmlEmulator([board], now_s=clock)
 
 
@@ -120,7 +111,7 @@ def test_pynvml_is_as_before_when_the_block_raises() -> None:
     assert pynvml.nvmlLib is before
 
 
-def test_initialisation_counts(clock: Clock) -> None:
+def test_initialisation_counts(clock: ManualClock) -> None:
     with one(clock, WHOLE):
         refuses("UNINITIALIZED", pynvml.nvmlDeviceGetCount)
         refuses("UNINITIALIZED", pynvml.nvmlShutdown)
@@ -133,7 +124,7 @@ def test_initialisation_counts(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("code", [Code.DRIVER_NOT_LOADED, Code.NO_PERMISSION, Code.UNKNOWN], ids=lambda c: c.name)
-def test_the_driver_may_refuse_to_start(code: Code, clock: Clock) -> None:
+def test_the_driver_may_refuse_to_start(code: Code, clock: ManualClock) -> None:
     with NvmlEmulator([WHOLE], now_s=clock, init_error=code):
         refuses(code.name, pynvml.nvmlInit)
         refuses("UNINITIALIZED", pynvml.nvmlDeviceGetCount)
@@ -202,7 +193,7 @@ def test_buffers_that_are_too_small_are_refused(nvml: NvmlEmulator) -> None:
 
 
 @pytest.mark.parametrize("name", GPU.names())
-def test_packaged_boards_tell_what_their_models_hold(name: str, clock: Clock) -> None:
+def test_packaged_boards_tell_what_their_models_hold(name: str, clock: ManualClock) -> None:
     """Against the YAML files read plainly, and NVIDIA's names of architectures."""
     architectures = {"a100": 7, "a40": 7, "h100": 9, "h200": 9, "v100": 5, "rtx2080ti": 6}
     values = packaged_values(name)
@@ -229,7 +220,7 @@ def test_packaged_boards_tell_what_their_models_hold(name: str, clock: Clock) ->
         assert max(pynvml.nvmlDeviceGetCudaComputeCapability(gpu)) > 0
 
 
-def test_cores_of_known_products(clock: Clock) -> None:
+def test_cores_of_known_products(clock: ManualClock) -> None:
     cores = {"a100-sxm4-40gb": 6912, "h100-sxm": 16896, "a40": 10752, "v100": 5120, "rtx2080ti": 4352}  # data sheets
     for name, expected in cores.items():
         with one(clock, EmulatedBoard(gpu=name)):
@@ -237,7 +228,7 @@ def test_cores_of_known_products(clock: Clock) -> None:
             assert pynvml.nvmlDeviceGetNumGpuCores(handle()) == expected
 
 
-def test_default_identities_differ_and_are_the_same_everywhere(clock: Clock) -> None:
+def test_default_identities_differ_and_are_the_same_everywhere(clock: ManualClock) -> None:
     with NvmlEmulator([EmulatedBoard()] * 3, now_s=clock):
         pynvml.nvmlInit()
         uuids = [pynvml.nvmlDeviceGetUUID(handle(index)) for index in range(3)]
@@ -319,7 +310,7 @@ def test_slices_have_no_sensors_and_no_control(function: Any, arguments: tuple[A
 
 
 @pytest.mark.parametrize("name", ["v100", "a40", "rtx2080ti"])
-def test_boards_that_cannot_be_sliced(name: str, clock: Clock) -> None:
+def test_boards_that_cannot_be_sliced(name: str, clock: ManualClock) -> None:
     with one(clock, EmulatedBoard(gpu=name)):
         pynvml.nvmlInit()
         refuses("NOT_SUPPORTED", pynvml.nvmlDeviceGetMigMode, handle())
@@ -347,7 +338,7 @@ SETTERS = {
 
 
 @pytest.mark.parametrize("granted", PERMISSIONS)
-def test_each_permission_covers_its_setters_only(granted: str, clock: Clock) -> None:
+def test_each_permission_covers_its_setters_only(granted: str, clock: ManualClock) -> None:
     with one(clock, EmulatedBoard(permissions=(granted,))) as nvml:
         pynvml.nvmlInit()
         for permission, setters in SETTERS.items():
@@ -379,7 +370,7 @@ def test_permissions_may_change_on_the_way(nvml: NvmlEmulator) -> None:
 
 
 @pytest.mark.parametrize("code", [Code.UNKNOWN, Code.GPU_IS_LOST, Code.TIMEOUT], ids=lambda code: code.name)
-def test_a_function_may_fail_from_its_nth_call_on(code: Code, clock: Clock) -> None:
+def test_a_function_may_fail_from_its_nth_call_on(code: Code, clock: ManualClock) -> None:
     with one(clock, EmulatedBoard(fail_after={"nvmlDeviceGetPowerUsage": (3, code)})) as nvml:
         pynvml.nvmlInit()
         for _ in range(3):
@@ -394,13 +385,13 @@ def test_a_function_may_fail_from_its_nth_call_on(code: Code, clock: Clock) -> N
         refuses("NOT_SUPPORTED", pynvml.nvmlDeviceGetPowerUsage, handle())
 
 
-def test_a_function_may_always_fail(clock: Clock) -> None:
+def test_a_function_may_always_fail(clock: ManualClock) -> None:
     with one(clock, EmulatedBoard(errors={"nvmlDeviceGetTotalEnergyConsumption": Code.UNKNOWN})):
         pynvml.nvmlInit()
         refuses("UNKNOWN", pynvml.nvmlDeviceGetTotalEnergyConsumption, handle())
 
 
-def test_a_failing_setter_changes_nothing_and_is_logged(clock: Clock) -> None:
+def test_a_failing_setter_changes_nothing_and_is_logged(clock: ManualClock) -> None:
     board = EmulatedBoard(fail_after={"nvmlDeviceSetGpuLockedClocks": (1, Code.NO_PERMISSION)})
     with one(clock, board) as nvml:
         pynvml.nvmlInit()
@@ -441,7 +432,7 @@ def test_a_lost_board_answers_nothing(nvml: NvmlEmulator) -> None:
         ("has_power_control", [call for _, call in SETTERS["power_limit"]]),
     ],
 )
-def test_what_a_board_lacks_is_not_supported(missing: str, functions: list[Any], clock: Clock) -> None:
+def test_what_a_board_lacks_is_not_supported(missing: str, functions: list[Any], clock: ManualClock) -> None:
     with one(clock, EmulatedBoard(permissions=(), **{missing: False})):
         pynvml.nvmlInit()
         for function in functions:
@@ -498,7 +489,7 @@ def test_controls_refuse_what_makes_no_sense(nvml: NvmlEmulator) -> None:
             call()
 
 
-def test_yaml_gpu_of_your_own(clock: Clock, tmp_path: Any) -> None:
+def test_yaml_gpu_of_your_own(clock: ManualClock, tmp_path: Any) -> None:
     file = tmp_path / "mine.yaml"
     values = {"based_on": "a40", "name": "mine", "display_name": "Mine", "clocks": {"max_mhz": 1500}}
     file.write_text(yaml.safe_dump(values), encoding="utf-8")

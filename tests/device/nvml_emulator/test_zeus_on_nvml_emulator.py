@@ -10,6 +10,7 @@ from typing import Any
 
 import pynvml
 import pytest
+from manual_clock import ManualClock
 
 from energy_lightning.device.nvml_emulator import Code, EmulatedBoard, NvmlEmulator, NvmlServer
 
@@ -20,16 +21,6 @@ zeus_power_limit = pytest.importorskip("zeus.optimizer.power_limit")
 PASCAL = 4  # nvmlDeviceArchitecture_t: the last one without an energy counter
 
 
-class Clock:
-    """A clock that moves when told to."""
-
-    def __init__(self) -> None:
-        self.time_s = 7.0
-
-    def __call__(self) -> float:
-        return self.time_s
-
-
 @pytest.fixture(autouse=True)
 def _as_if_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -38,12 +29,12 @@ def _as_if_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
-def nvml(clock: Clock) -> Iterator[NvmlEmulator]:
+def nvml(clock: ManualClock) -> Iterator[NvmlEmulator]:
     boards = [EmulatedBoard(uuid="GPU-a"), EmulatedBoard(gpu="a40", uuid="GPU-b", limit_granularity_w=5.0)]
     with NvmlEmulator(boards, now_s=clock) as emulator:
         yield emulator
@@ -56,7 +47,7 @@ def monitor(**options: Any) -> Any:
 # measuring
 
 
-def test_windows_measure_what_is_drawn(nvml: NvmlEmulator, clock: Clock) -> None:
+def test_windows_measure_what_is_drawn(nvml: NvmlEmulator, clock: ManualClock) -> None:
     zeus = monitor()
     nvml.hold_power(0, 200.0)
     nvml.hold_power(1, 75.0)
@@ -73,7 +64,7 @@ def test_windows_measure_what_is_drawn(nvml: NvmlEmulator, clock: Clock) -> None
 @pytest.mark.parametrize("start_s", [0.0, 0.03, 0.099])
 @pytest.mark.parametrize("window_s", [0.35, 1.0, 3.333])
 def test_windows_are_off_by_a_refresh_at_most(
-    window_s: float, start_s: float, nvml: NvmlEmulator, clock: Clock
+    window_s: float, start_s: float, nvml: NvmlEmulator, clock: ManualClock
 ) -> None:
     zeus = monitor(gpu_indices=[0])
     nvml.hold_power(0, 300.0)
@@ -83,7 +74,7 @@ def test_windows_are_off_by_a_refresh_at_most(
     assert abs(zeus.end_window("w").total_energy - 300.0 * window_s) <= 300.0 * 0.1 + 2e-3
 
 
-def test_a_window_below_the_refresh_shows_nothing(nvml: NvmlEmulator, clock: Clock) -> None:
+def test_a_window_below_the_refresh_shows_nothing(nvml: NvmlEmulator, clock: ManualClock) -> None:
     zeus = monitor(gpu_indices=[0])
     nvml.hold_power(0, 300.0)
     clock.time_s += 0.11
@@ -93,7 +84,7 @@ def test_a_window_below_the_refresh_shows_nothing(nvml: NvmlEmulator, clock: Clo
         assert zeus.end_window("short").total_energy == 0.0
 
 
-def test_a_reset_of_the_counter_shows_through(nvml: NvmlEmulator, clock: Clock) -> None:
+def test_a_reset_of_the_counter_shows_through(nvml: NvmlEmulator, clock: ManualClock) -> None:
     zeus = monitor(gpu_indices=[0])
     nvml.hold_power(0, 100.0)
     clock.time_s += 10.0
@@ -103,7 +94,7 @@ def test_a_reset_of_the_counter_shows_through(nvml: NvmlEmulator, clock: Clock) 
     assert zeus.end_window("w").total_energy == pytest.approx(100.0 - 1000.0, abs=2e-3)
 
 
-def test_power_and_temperature_of_each_gpu(nvml: NvmlEmulator, clock: Clock) -> None:
+def test_power_and_temperature_of_each_gpu(nvml: NvmlEmulator, clock: ManualClock) -> None:
     gpus = zeus_gpu.get_gpus()
     nvml.hold_power(0, 100.0)
     nvml.hold_power(1, 50.0)
@@ -172,7 +163,7 @@ def test_zeus_refuses_other_visible_devices(visible: str, nvml: NvmlEmulator, mo
         zeus_gpu.get_gpus()
 
 
-def test_what_zeus_found_is_forgotten_afterwards(clock: Clock) -> None:
+def test_what_zeus_found_is_forgotten_afterwards(clock: ManualClock) -> None:
     before = zeus_gpu._gpus
     with NvmlEmulator([EmulatedBoard()], now_s=clock):
         outer = zeus_gpu.get_gpus()
@@ -183,7 +174,7 @@ def test_what_zeus_found_is_forgotten_afterwards(clock: Clock) -> None:
     assert zeus_gpu._gpus is before
 
 
-def test_without_a_driver_zeus_finds_no_gpu(clock: Clock) -> None:
+def test_without_a_driver_zeus_finds_no_gpu(clock: ManualClock) -> None:
     with NvmlEmulator([EmulatedBoard()], now_s=clock, init_error=Code.DRIVER_NOT_LOADED):
         with pytest.raises(zeus_gpu.ZeusGPUInitError):
             zeus_gpu.get_gpus()
@@ -202,7 +193,7 @@ SETTERS: dict[str, Callable[[Any], None]] = {
 }
 
 
-def test_zeus_sets_and_resets(nvml: NvmlEmulator, clock: Clock) -> None:
+def test_zeus_sets_and_resets(nvml: NvmlEmulator, clock: ManualClock) -> None:
     gpus = zeus_gpu.get_gpus()
     for setter in SETTERS.values():
         setter(gpus)
@@ -257,7 +248,7 @@ def test_without_permission_zeus_says_so(name: str, nvml: NvmlEmulator) -> None:
 
 
 def test_the_global_power_limit_optimizer_finds_the_limit_of_least_energy(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its choice against a sweep by hand; a step is 1e6 clock cycles of a busy GPU, so low clocks take longer."""
     monkeypatch.setattr(zeus_power_limit.atexit, "register", lambda function: None)  # no GPU is left to restore then
