@@ -1,0 +1,89 @@
+"""A trainer that runs recurring jobs on a scripted GPU: a model that is done after so many steps, by batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from energy_lightning.batch_size import RecurringJobMixin
+from energy_lightning.callbacks import build_callbacks
+from energy_lightning.measure.testing import ScriptedDevice
+
+RecurringJob = build_callbacks(object, __name__, {"RecurringJob": RecurringJobMixin})["RecurringJob"]
+RecurringJob.state_key = "RecurringJob"  # as Lightning's base class names it
+STEP_S, POWER_W = 1.0, 241.0  # the scripted GPU's at its highest clock
+NEEDED: Mapping[int, int] = {8: 40, 16: 30, 32: 60, 64: 400}
+"""Batch size -> steps to the target; with steps of 1 s and 241 W, cost at eta 0.5 and 400 W: 320.5 J a step."""
+
+
+class Module:
+    """With the attributes that the callback sets, and a metric."""
+
+    def __init__(self) -> None:
+        self.batch_size, self.lr = 32, 0.1
+        self.hparams: dict[str, Any] = {"batch_size": 32}
+        self.lines: list[str] = []
+
+    def print(self, line: str) -> None:
+        self.lines.append(line)
+
+
+class JobTrainer:
+    """Calls a callback's hooks in Lightning's order; validates every ten steps."""
+
+    sanity_checking = fast_dev_run = False
+
+    def __init__(self, device: ScriptedDevice, callbacks: Sequence[Any], *, max_steps: int = 200) -> None:
+        self.callbacks, self.device, self.max_steps = list(callbacks), device, max_steps
+        self.strategy: Any = SimpleNamespace(root_device=SimpleNamespace(type="cpu"), broadcast=lambda value: value)
+        self.lightning_module, self.datamodule = Module(), None
+        self.world_size, self.global_rank, self.is_global_zero, self.local_rank = 1, 0, True, 0
+        self.global_step, self.should_stop = 0, False
+        self.callback_metrics: dict[str, float] = {}
+        self.checkpoint: dict[str, Any] = {"callbacks": {}}
+
+    def call(self, hook: str, *arguments: Any) -> None:
+        for callback in self.callbacks:
+            method = getattr(callback, hook, None)
+            if method is not None:
+                method(self, self.lightning_module, *arguments)
+
+    def fit(self, *, resumed: Mapping[str, Any] | None = None, save_at: int | None = None, fails: Any = None) -> None:
+        self.call("setup", "fit")
+        if resumed is not None:
+            for callback in self.callbacks:
+                callback.load_state_dict(resumed["callbacks"]["RecurringJob"])
+            self.global_step = resumed["step"]
+        try:
+            self.call("on_fit_start")
+            self.call("on_train_start")
+            while self.global_step < self.max_steps and not self.should_stop:
+                self._step(save_at, fails)
+        except BaseException as error:
+            self.call("on_exception", error)
+            raise
+        self.call("on_train_epoch_end")
+        self.call("on_train_end")
+        self.call("teardown", "fit")
+
+    def _step(self, save_at: int | None, fails: Any) -> None:
+        self.call("on_train_batch_start", None, 0)
+        self.device.work(STEP_S)
+        if fails is not None and self.global_step == fails[0]:
+            raise fails[1]
+        self.global_step += 1
+        self.call("on_train_batch_end", None, None, 0)
+        if self.global_step % 10 == 0:
+            self.call("on_validation_start")
+            self.callback_metrics["val_loss"] = float(self.global_step < NEEDED[self.lightning_module.batch_size])
+            self.call("on_validation_end")
+        if self.global_step == save_at:
+            self.call("on_save_checkpoint", self.checkpoint)
+            self.checkpoint["step"] = self.global_step
+
+
+def job(folder: Path, device: Any, **options: Any) -> Any:
+    given: dict[str, Any] = {"default": 32, "monitor": "val_loss", "target": 0.5, "mode": "min", "learning_rate": "lr"}
+    return RecurringJob([8, 16, 32, 64], store=folder / "job.sqlite", device=device, **{**given, **options})

@@ -1,0 +1,214 @@
+"""RecurringJob on a scripted GPU: what is set, when a run ends, and what the store is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from recurring_trainings import NEEDED, POWER_W, JobTrainer, RecurringJob, job
+
+from energy_lightning.callbacks.attributes import change_attribute
+from energy_lightning.callbacks.run_meter import Spent, spent_by_all
+from energy_lightning.measure.testing import ScriptedDevice
+from energy_lightning.recurring import BatchSizeOptimizer, RecurringError, Run, StoreError
+
+STEP_COST_J = 0.5 * POWER_W + 0.5 * 400.0
+
+
+def runs(folder: Path) -> list[Run]:
+    return BatchSizeOptimizer.of_store(folder / "job.sqlite").runs()
+
+
+def recur(folder: Path, **options: Any) -> tuple[Any, JobTrainer]:
+    device = ScriptedDevice()
+    callback = job(folder, device, **options)
+    trainer = JobTrainer(device, [callback])
+    trainer.fit()
+    return callback, trainer
+
+
+def test_the_first_run_takes_the_default_ends_at_the_target_and_is_reported_once(tmp_path: Path) -> None:
+    callback, trainer = recur(tmp_path)
+    assert (callback.batch_size, callback.verdict, trainer.global_step) == (32, "reached", NEEDED[32])
+    (run,) = runs(tmp_path)
+    assert (run.batch_size, run.state, run.reached_target) == (32, "done", True)
+    assert (run.energy_j, run.time_s) == pytest.approx((NEEDED[32] * POWER_W, NEEDED[32]))
+    optimizer = BatchSizeOptimizer.of_store(tmp_path / "job.sqlite")
+    assert optimizer.cost.max_power_w == 400.0  # the GPU's highest limit
+    assert not optimizer.emulated
+
+
+def test_batch_size_and_learning_rate_are_set_where_loaders_and_optimizers_look(tmp_path: Path) -> None:
+    for expected in ({32: 0.1}, {16: 0.05, 64: 0.2}):  # the second run tries a neighbour
+        _, trainer = recur(tmp_path, scaling="linear")
+        module = trainer.lightning_module
+        assert module.lr == pytest.approx(expected[module.batch_size])
+        assert module.hparams["batch_size"] == module.batch_size
+
+
+def test_runs_that_get_too_dear_are_stopped_and_the_cheapest_size_is_found(tmp_path: Path) -> None:
+    verdicts = {}
+    for _ in range(12):
+        callback, trainer = recur(tmp_path, check_every_n_steps=5)
+        verdicts.setdefault(callback.batch_size, callback.verdict)
+        if callback.batch_size == 64:  # stopped at the first look past twice the least: of 32's, or of 16's steps
+            assert trainer.global_step in (65, 85, 125)
+    assert verdicts[16] == "reached"
+    assert verdicts.get(64, "too dear") == "too dear"
+    assert BatchSizeOptimizer.of_store(tmp_path / "job.sqlite").best() == 16
+    done = runs(tmp_path)
+    assert len(done) == 12
+    assert {run.reached_target for run in done if run.batch_size == 64} <= {False}
+
+
+def test_a_run_that_ends_without_the_target_is_reported_as_such(tmp_path: Path) -> None:
+    device = ScriptedDevice()
+    callback = job(tmp_path, device)
+    JobTrainer(device, [callback], max_steps=20).fit()
+    (run,) = runs(tmp_path)
+    assert (run.reached_target, run.time_s, callback.verdict) == (False, 20.0, "ended")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("the user's own bug")], ids=["Ctrl-C", "bug"])
+def test_an_interrupted_run_says_nothing_of_its_size(error: BaseException, tmp_path: Path) -> None:
+    device = ScriptedDevice()
+    with pytest.raises(type(error)):
+        JobTrainer(device, [job(tmp_path, device)]).fit(fails=(15, error))
+    (run,) = runs(tmp_path)
+    assert (run.state, run.energy_j) == ("dead", None)
+    callback, _ = recur(tmp_path)
+    assert callback.batch_size == 32  # still nothing is known
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()])
+def test_a_run_out_of_memory_did_not_reach_the_target(error: BaseException, tmp_path: Path) -> None:
+    device = ScriptedDevice()
+    with pytest.raises(type(error)):
+        JobTrainer(device, [job(tmp_path, device)]).fit(fails=(15, error))
+    (run,) = runs(tmp_path)
+    assert (run.state, run.reached_target) == ("done", False)
+    assert run.time_s >= 10.0
+
+
+def test_a_resumed_run_goes_on_under_its_size_with_what_it_has_spent(tmp_path: Path) -> None:
+    recur(tmp_path)
+    device = ScriptedDevice()
+    trainer = JobTrainer(device, [job(tmp_path, device, seed=1)])
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(save_at=20, fails=(25, KeyboardInterrupt()))
+    size = trainer.callbacks[0].batch_size
+    device = ScriptedDevice()
+    later = JobTrainer(device, [job(tmp_path, device, seed=2)])
+    later.fit(resumed=trainer.checkpoint)
+    assert later.callbacks[0].batch_size == later.lightning_module.batch_size == size
+    done = [run for run in runs(tmp_path) if run.state == "done"]
+    assert [run.batch_size for run in done] == [32, size]
+    steps = min(NEEDED[size], 150)
+    assert done[1].run_id == 2  # the suggestion that was interrupted
+    assert done[1].time_s == pytest.approx(later.global_step)
+    assert done[1].energy_j == pytest.approx(later.global_step * POWER_W)
+    assert later.global_step == steps or done[1].reached_target is False
+
+
+def test_two_trainings_of_one_job_at_once_each_report(tmp_path: Path) -> None:
+    devices = ScriptedDevice(), ScriptedDevice()
+    trainers = [JobTrainer(device, [job(tmp_path, device)]) for device in devices]
+    trainers[0].call("setup", "fit")
+    trainers[1].fit()
+    trainers[0].call("on_fit_start")
+    trainers[0].call("on_train_start")
+    trainers[0].call("on_train_batch_start", None, 0)
+    devices[0].work(5.0)
+    trainers[0].call("on_train_end")
+    assert sorted((run.state, run.reached_target) for run in runs(tmp_path)) == [("done", False), ("done", True)]
+
+
+def test_void_windows_count_at_the_mean_power_of_the_others(tmp_path: Path) -> None:
+    class Reloaded(ScriptedDevice):
+        def work(self, time_s: float) -> None:
+            super().work(time_s)
+            if round(self.now_s()) == 15:
+                self.reset_counter()
+
+    device = Reloaded()
+    callback = job(tmp_path, device, check_every_n_steps=10)
+    trainer = JobTrainer(device, [callback])
+    trainer.fit()
+    (run,) = runs(tmp_path)
+    assert run.energy_j == pytest.approx(NEEDED[32] * POWER_W)
+    assert "10 s of it at mean power" in trainer.lightning_module.lines[-1]
+
+
+def test_a_job_without_energy_is_refused_unless_time_alone_counts(tmp_path: Path) -> None:
+    device = ScriptedDevice(energy_source="none")
+    with pytest.raises(RecurringError, match="eta=0"):
+        JobTrainer(device, [job(tmp_path, device)]).fit()
+    (run,) = runs(tmp_path)
+    assert run.state == "dead"
+    (tmp_path / "time").mkdir()
+    JobTrainer(device, [job(tmp_path / "time", device, eta=0.0)]).fit()
+    assert [run.reached_target for run in runs(tmp_path / "time")] == [True]
+
+
+def test_emulated_runs_do_not_enter_a_store_of_measured_ones(tmp_path: Path) -> None:
+    recur(tmp_path)
+    device = ScriptedDevice()
+    device.emulated = True
+    with pytest.raises(RecurringError, match="holds measured runs and this one is emulated"):
+        JobTrainer(device, [job(tmp_path, device)]).fit()
+    assert [run.state for run in runs(tmp_path)] == ["done", "dead"]
+
+
+def test_a_fast_dev_run_touches_nothing(tmp_path: Path) -> None:
+    device = ScriptedDevice()
+    trainer = JobTrainer(device, [job(tmp_path, device)], max_steps=1)
+    trainer.fast_dev_run = True
+    trainer.fit()
+    assert not (tmp_path / "job.sqlite").exists()
+
+
+def test_a_foreign_store_ends_the_job_before_training(tmp_path: Path) -> None:
+    (tmp_path / "job.sqlite").write_text("not a database\n" * 100)
+    device = ScriptedDevice()
+    with pytest.raises(StoreError, match="left as it is"):
+        JobTrainer(device, [job(tmp_path, device)]).fit()
+    assert (tmp_path / "job.sqlite").read_text() == "not a database\n" * 100
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "message"),
+    [
+        ([8], {}, "two or more"),
+        ([8, 16], {"default": 32}, "default 32 is none of"),
+        ([8, 32], {"eta": 2.0}, "eta"),
+        ([8, 32], {"beta": 1.0}, "beta"),
+        ([8, 32], {"mode": "least"}, "mode"),
+        ([8, 32], {"target": float("nan")}, "target"),
+        ([8, 32], {"scaling": "cubic"}, "linear, sqrt, none"),
+        ([8, 32], {"check_every_n_steps": 0}, "check_every_n_steps"),
+        ([8, 32], {"etta": 0.1}, "no option 'etta'; known: .*eta, beta"),
+    ],
+)
+def test_wrong_settings_are_refused_before_training(
+    sizes: list[int], options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    given = {"default": 32, "store": tmp_path / "job.sqlite", "monitor": "val_loss", "target": 0.5}
+    with pytest.raises(RecurringError, match=message):
+        RecurringJob(sizes, **{**given, **options})
+    assert not list(tmp_path.iterdir())
+
+
+def test_energies_of_ranks_add_up_over_gpus() -> None:
+    own = Spent(gpu=1.0, time_s=10.0, energy_j=30.0, limit_w=250.0, void_s=0.0)
+    rows = [own, replace(own, gpu=2.0, time_s=11.0, energy_j=40.0), replace(own, gpu=2.0, energy_j=39.0, void_s=2.0)]
+    both = spent_by_all(rows)
+    assert (both.time_s, both.energy_j, both.limit_w, both.void_s) == (11.0, 70.0, 500.0, 2.0)
+    assert spent_by_all([own, replace(own, gpu=2.0, energy_j=None)]).energy_j is None
+
+
+def test_an_attribute_that_nothing_has_is_named() -> None:
+    with pytest.raises(RecurringError, match="neither attribute nor hparams of JobTrainer holds 'batch_size'"):
+        change_attribute([None, JobTrainer(ScriptedDevice(), [])], "batch_size", lambda _: 8)
