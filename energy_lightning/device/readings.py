@@ -107,15 +107,19 @@ class GpuReadings:
     def supported_mhz(self) -> tuple[int, ...]:
         """SM clocks that go with the memory clock in use, ascending; () where the board does not list them."""
         try:
-            memory_mhz = memory_clock_in_use(
-                self._nvml.nvmlDeviceGetSupportedMemoryClocks(self._handle),
-                now_mhz=self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_MEM),
-                state=self._nvml.nvmlDeviceGetPerformanceState(self._handle),
-            )
+            memory_mhz = self._memory_mhz(self._nvml.nvmlDeviceGetSupportedMemoryClocks(self._handle))
             return tuple(sorted(self._nvml.nvmlDeviceGetSupportedGraphicsClocks(self._handle, memory_mhz)))
         except self._nvml.NVMLError as error:
             _log.info("%s does not list its clocks: %s", self.name, error)
             return ()
+
+    def _memory_mhz(self, supported_mhz: Sequence[int]) -> int:
+        try:
+            now_mhz = self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_MEM)
+            state = self._nvml.nvmlDeviceGetPerformanceState(self._handle)
+        except self._nvml.NVMLError:  # virtual GPUs list clocks without telling these
+            return max(supported_mhz)
+        return memory_clock_in_use(supported_mhz, now_mhz=now_mhz, state=state)
 
     def power_limit_range_w(self) -> tuple[float, float] | None:
         """(least, most) power limit that can be set; None on boards without one."""

@@ -92,14 +92,18 @@ def test_source_and_mode_are_what_the_board_has(
         assert AAAA in line
 
 
-def test_power_is_todays_where_the_board_tells_it_and_else_nvmls_mean(tmp_path: Path) -> None:
-    for has_fields in (True, False):
-        board = EmulatedBoard(uuid=AAAA, has_power_fields=has_fields, counter_refresh_s=0.0)
-        with machine(tmp_path, board) as m:
-            device = m.open()
-            m.nvml.hold_power(0, 250.0)
-            m.wait(5.0)
-            assert device.power_w() == pytest.approx(250.0)
+@pytest.mark.parametrize("has_fields", [True, False])
+def test_power_is_todays_where_the_board_tells_it_and_else_nvmls_mean(tmp_path: Path, has_fields: bool) -> None:
+    board = EmulatedBoard(gpu="a40", uuid=AAAA, has_power_fields=has_fields, counter_refresh_s=0.0, average_s=1.0)
+    with machine(tmp_path, board) as m:
+        device = m.open()
+        m.nvml.hold_power(0, 100.0)
+        m.wait(5.0)
+        m.nvml.hold_power(0, 200.0)
+        m.wait(0.25)
+        assert device.power_w() == pytest.approx(200.0 if has_fields else 125.0)
+        m.wait(1.0)
+        assert device.power_w() == pytest.approx(200.0)
 
 
 def test_a_counter_that_stops_answering_is_no_energy_and_no_error(tmp_path: Path) -> None:
@@ -116,6 +120,18 @@ def test_a_counter_that_stops_answering_is_no_energy_and_no_error(tmp_path: Path
 )
 def test_clocks_are_those_of_the_memory_clock_under_work(now_mhz: int, state: int, expected_mhz: int) -> None:
     assert memory_clock_in_use([9501, 9251, 810, 405], now_mhz=now_mhz, state=state) == expected_mhz
+
+
+@pytest.mark.parametrize(
+    ("missing", "listed"),
+    [("nvmlDeviceGetPerformanceState", True), ("nvmlDeviceGetSupportedGraphicsClocks", False)],
+)
+def test_clocks_are_locked_where_they_are_listed(tmp_path: Path, missing: str, listed: bool) -> None:
+    with machine(tmp_path, EmulatedBoard(uuid=AAAA, errors={missing: Code.NOT_SUPPORTED})) as m:
+        device = m.open()
+        assert bool(device.frequencies_mhz) == device.can_lock_frequency == listed
+        assert ("does not list the SM clocks" in device.mode_reason) != listed
+        assert device.can_set_power_limit
 
 
 def test_the_clock_follows_a_lock_after_its_lag(tmp_path: Path) -> None:
