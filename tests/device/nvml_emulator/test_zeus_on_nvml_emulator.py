@@ -29,11 +29,6 @@ def _as_if_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def nvml(clock: ManualClock) -> Iterator[NvmlEmulator]:
     boards = [EmulatedBoard(uuid="GPU-a"), EmulatedBoard(gpu="a40", uuid="GPU-b", limit_granularity_w=5.0)]
     with NvmlEmulator(boards, now_s=clock) as emulator:
