@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from energy_lightning.app.sweep_steps import DTYPES
 from energy_lightning.app.sweep_windows import Repeated, WindowChoices, measure_repeated
 from energy_lightning.types import ConfigError, DataError
 
 if TYPE_CHECKING:
     from energy_lightning.device import Device
     from energy_lightning.measure import EnergyMeter
-
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def load_model(options: Mapping[str, Any], device: torch.device) -> Any:
@@ -36,7 +35,7 @@ def load_model(options: Mapping[str, Any], device: torch.device) -> Any:
     from transformers import AutoModelForCausalLM as Untyped
 
     AutoModelForCausalLM: Any = Untyped
-    dtype = _DTYPES[options["dtype"]]
+    dtype = DTYPES[options["dtype"]]
     try:
         if options["model_path"] is not None:
             model: Any = AutoModelForCausalLM.from_pretrained(options["model_path"], local_files_only=True, dtype=dtype)
@@ -56,6 +55,9 @@ class Generation:
     Args:
         model: a transformers causal language model in evaluation mode.
         run: input_tokens, output_tokens and batch_size.
+
+    Attributes:
+        prompts: (batch, input_tokens), random tokens.
     """
 
     def __init__(self, model: Any, run: Mapping[str, Any], device: torch.device) -> None:
@@ -69,7 +71,7 @@ class Generation:
             raise ConfigError(f"{needed} tokens do not fit the model's max_position_embeddings={limit}")
         shape = (run["batch_size"], run["input_tokens"])
         generator = torch.Generator(device).manual_seed(0)
-        self._prompts = torch.randint(model.config.vocab_size, shape, device=device, generator=generator)
+        self.prompts = torch.randint(model.config.vocab_size, shape, device=device, generator=generator)
         self._first: Any = None
         self._cache: Any = None
 
@@ -79,16 +81,20 @@ class Generation:
         from transformers import DynamicCache
 
         cache = DynamicCache(config=self._model.config)
-        self._first, self._cache = self._next(self._prompts, cache), cache
+        self._first, self._cache = self._next(self.prompts, cache), cache
 
     @torch.inference_mode()
-    def decode(self) -> None:
-        """All passes after the first token; the cache is then cut back to the prompts, so that it can be repeated."""
-        token = self._first
+    def decode(self) -> torch.Tensor:
+        """Output tokens (batch, output_tokens), by a pass for each after the first.
+
+        The cache is then cut back to the prompts, so that it can be repeated.
+        """
+        tokens = [self._first]
         for _ in range(self._passes):
-            token = self._next(token, self._cache)
+            tokens.append(self._next(tokens[-1], self._cache))
         if self._passes:
             self._cache.crop(-self._passes)
+        return torch.cat(tokens, dim=1)
 
     def _next(self, tokens: Any, cache: Any) -> Any:
         found = self._model(tokens, use_cache=True, logits_to_keep=1, **{self._cache_name: cache})

@@ -23,6 +23,7 @@ from energy_lightning.app.sweep_launch import measured_outcomes
 from energy_lightning.app.sweep_measured import Machine, machine_for, measured_key, measuring_options, timeout_of
 from energy_lightning.app.sweep_models import ServedModel
 from energy_lightning.app.sweep_runs import Outcome, RunFile, Settings, collect
+from energy_lightning.app.sweep_worker import Orders
 from energy_lightning.emulation import GPU
 from energy_lightning.predict import PredictionError
 from energy_lightning.predict.serving import ServingRun, emulate_serving
@@ -61,7 +62,7 @@ def _sweep(job: Job) -> None:
     import pandas
 
     values, folder = job.values, job.folder.path
-    model, machine = ServedModel.open(values["model"]), machine_for(values["device"]["name"])
+    model, machine = ServedModel.open(values["served_model"]), machine_for(values["device"]["name"])
     gpu = GPU.load(values["device"]["gpu"]) if machine is None else None
     emulated = machine is None or machine.emulated
     name = gpu.display_name if machine is None and gpu else machine.gpu_model if machine else ""
@@ -152,7 +153,7 @@ def _measured(
             yield key, {"failed": "tensor_parallel > 1 is emulated only: this sweep measures on one GPU"}
         else:
             runs.append((key, run))
-    for key, content in measured_outcomes(INFERENCE, runs, 1, options, timeout_s):
+    for key, content in measured_outcomes(Orders(INFERENCE, runs, 1, options), timeout_s):
         if "row" in content:
             row = _labelled(settings[key], model, machine.gpu_model, content["row"], emulated=machine.emulated)
             yield key, {"row": row}

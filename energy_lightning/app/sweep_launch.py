@@ -13,8 +13,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,25 +28,26 @@ Outcome = tuple[str, dict[str, Any]]  # a run's key, and {"row": ...} or {"faile
 
 
 def measured_outcomes(
-    kind: str, runs: list[tuple[str, dict[str, Any]]], num_ranks: int, options: dict[str, Any], timeout_s: float
+    orders: Orders, timeout_s: float, *, command: Sequence[str] = (sys.executable, "-m", _MODULE)
 ) -> Iterator[Outcome]:
-    """Outcome of each of `runs`, as they end, on `num_ranks` GPUs together; none may take longer than `timeout_s`.
+    """Outcome of each run, as they end, on the orders' GPUs together; none may take longer than `timeout_s`.
+
+    `command` starts a rank; it is given the file with the orders and the rank.
 
     Raises:
         DeviceError: the processes end before they begin a run.
     """
-    left = list(runs)
+    left = list(orders.runs)
     while left:
         with tempfile.TemporaryDirectory(prefix="energy_lightning-sweep-") as folder:
-            orders = Orders(kind, left, num_ranks, str(Path(folder) / "rendezvous"), options)
-            begun = False
-            with _Ranks(orders, Path(folder)) as ranks:
+            begun, now = False, replace(orders, runs=left, rendezvous=str(Path(folder) / "rendezvous"))
+            with _Ranks(now, Path(folder), command) as ranks:
                 for key, content in ranks.outcomes(timeout_s):
                     begun = True
                     left = [run for run in left if run[0] != key]
                     yield key, content
             if left and not begun:
-                raise DeviceError(f"measuring on {num_ranks} GPUs cannot start: {ranks.last_words()}")
+                raise DeviceError(f"measuring on {orders.num_ranks} GPUs cannot start: {ranks.last_words()}")
 
 
 @dataclass
@@ -55,6 +56,7 @@ class _Ranks:
 
     orders: Orders
     folder: Path
+    command: Sequence[str]
     _processes: list[subprocess.Popen[str]] = field(default_factory=list)
     _lines: queue.SimpleQueue[tuple[int, str | None]] = field(default_factory=queue.SimpleQueue)
     _words: str = ""
@@ -65,7 +67,7 @@ class _Ranks:
         for rank in range(self.orders.num_ranks):
             with (self.folder / f"stderr.{rank}").open("w", encoding="utf-8") as stderr:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", _MODULE, str(file), str(rank)],
+                    [*self.command, str(file), str(rank)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=stderr,

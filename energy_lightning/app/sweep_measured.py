@@ -13,7 +13,9 @@ import numpy as np
 
 from energy_lightning.app.sweep_launch import Outcome, measured_outcomes
 from energy_lightning.app.sweep_windows import WindowChoices
+from energy_lightning.app.sweep_worker import Orders
 from energy_lightning.types import ConfigError, DeviceError
+from energy_lightning.workload.operators import DTYPE_BYTES
 
 Settings = dict[str, Any]
 
@@ -96,7 +98,8 @@ def measure_training(
             for key, _ in group:
                 yield key, {"failed": f"needs {num_gpus} GPUs, {machine.count} visible"}
             continue
-        for key, content in measured_outcomes("training", group, num_gpus, options, timeout_of(values)):
+        orders = Orders("training", group, num_gpus, options)
+        for key, content in measured_outcomes(orders, timeout_of(values)):
             yield key, _labelled(content, settings[key], machine)
 
 
@@ -110,6 +113,8 @@ def _labelled(content: dict[str, Any], run: Settings, machine: Machine) -> dict[
 def measuring_options(values: Mapping[str, Any]) -> dict[str, Any]:
     """What all measured runs share; ConfigError for a setting that cannot be."""
     choices = WindowChoices.from_values(values)
+    if values["dtype"] not in DTYPE_BYTES:
+        raise ConfigError(f"unknown dtype={values['dtype']}; choose one of {', '.join(DTYPE_BYTES)}")
     return {
         "dtype": values["dtype"],
         "warmup": choices.warmup,

@@ -31,7 +31,7 @@ class ServedModel:
 
     @classmethod
     def open(cls, name: Any) -> ServedModel:
-        """From the setting `model`: a folder, a .json file, or the name of a packaged shape.
+        """From the setting `served_model`: a folder, a .json file, or the name of a packaged shape.
 
         Raises:
             ConfigError: it is none of these, or its configuration cannot be read.
@@ -47,7 +47,8 @@ class ServedModel:
             stem = path.resolve().parent.name if path.name == _CONFIG else path.stem
             return cls(stem, config=_read(path))
         raise ConfigError(
-            f"model={name} is no folder with {_CONFIG}, no .json configuration, and none of {', '.join(preset_names())}"
+            f"served_model={name} is no folder with {_CONFIG}, no .json configuration, and none of "
+            f"{', '.join(preset_names())}"
         )
 
     def shape(self) -> ModelShape:
@@ -66,7 +67,9 @@ class ServedModel:
 
 def _config_of(shape: ModelShape) -> dict[str, Any]:
     if not (shape.gated and shape.rotary and shape.causal):
-        raise ConfigError(f"model={shape.name} can be emulated only; measure with a folder or a .json configuration")
+        raise ConfigError(
+            f"served_model={shape.name} can be emulated only; measure with a folder or a .json configuration"
+        )
     return {
         "model_type": "qwen3" if shape.qk_norm else "llama",
         "hidden_size": shape.hidden_size,

@@ -19,23 +19,41 @@ from energy_lightning.types import ConfigError
 
 VOCAB_SIZE = 30522  # BERT's, as in the emulated sweep
 _LEAST_POSITIONS = 512
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _COLUMN = ("attention.self.query", "attention.self.key", "attention.self.value", "intermediate.dense")
 _ROW = ("attention.output.dense", "output.dense")
 
 
-def training_step(run: Mapping[str, Any], dtype: str, device: torch.device) -> Callable[[], None]:
-    """One step of `run` (its factors) on this rank: forward, backward, AdamW.
+def encoder(run: Mapping[str, Any], device: torch.device) -> Any:
+    """The whole model of `run` (its factors) with random weights on this rank. Waits for no other rank.
 
     Raises:
-        ConfigError: an unknown dtype, or sizes that do not go together. RuntimeError: what torch raises, out of memory
-            among it.
+        ConfigError: sizes that do not go together. RuntimeError: what torch raises, out of memory among it.
     """
-    if dtype not in _DTYPES:
-        raise ConfigError(f"unknown dtype={dtype}; choose one of {', '.join(_DTYPES)}")
+    from transformers import BertConfig, BertForSequenceClassification
+
     _check(run)
     torch.manual_seed(0)
-    model = _sharded(_encoder(run, device), run, device)
+    config = BertConfig(
+        vocab_size=VOCAB_SIZE,
+        num_hidden_layers=run["num_layers"],
+        hidden_size=run["hidden_size"],
+        num_attention_heads=run["num_heads"],
+        intermediate_size=run["ffn_size"],
+        max_position_embeddings=max(run["sequence_length"], _LEAST_POSITIONS),
+    )
+    with device:
+        return BertForSequenceClassification(config).train()
+
+
+def training_step(
+    whole: Any, run: Mapping[str, Any], dtype: str, device: torch.device
+) -> tuple[Callable[[], None], int]:
+    """One step of `run` on this rank (forward, backward, AdamW), and how many weights the rank holds.
+
+    `whole` is this rank's `encoder`, which is cut in place; all ranks do it together.
+    """
+    model = _sharded(whole, run, device)
     optimizer = torch.optim.AdamW(_groups(model), lr=1e-5)
     share = run["num_gpus"] if run["strategy"] == "fsdp" else 1
     shape = (run["batch_size"] // share, run["sequence_length"])
@@ -50,7 +68,7 @@ def training_step(run: Mapping[str, Any], dtype: str, device: torch.device) -> C
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    return step
+    return step, sum(_local(parameter).numel() for parameter in model.parameters())
 
 
 def _check(run: Mapping[str, Any]) -> None:
@@ -63,21 +81,6 @@ def _check(run: Mapping[str, Any]) -> None:
         )
     if run["strategy"] == "fsdp" and run["batch_size"] % run["num_gpus"]:
         raise ConfigError(f"batch_size={run['batch_size']} cannot be shared by {run['num_gpus']} GPUs")
-
-
-def _encoder(run: Mapping[str, Any], device: torch.device) -> Any:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    config = BertConfig(
-        vocab_size=VOCAB_SIZE,
-        num_hidden_layers=run["num_layers"],
-        hidden_size=run["hidden_size"],
-        num_attention_heads=run["num_heads"],
-        intermediate_size=run["ffn_size"],
-        max_position_embeddings=max(run["sequence_length"], _LEAST_POSITIONS),
-    )
-    with device:
-        return BertForSequenceClassification(config).train()
 
 
 def _sharded(model: Any, run: Mapping[str, Any], device: torch.device) -> Any:
@@ -111,10 +114,15 @@ def _groups(model: nn.Module) -> list[dict[str, Any]]:
     return [{"params": group} for group in (cut, whole) if group]
 
 
+def _local(parameter: Any) -> torch.Tensor:
+    local: torch.Tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    return local
+
+
 def _autocast(dtype: str, device: torch.device) -> Callable[[], Any]:
     if dtype == "fp32":
         return contextlib.nullcontext
-    return lambda: torch.autocast(device.type, dtype=_DTYPES[dtype])
+    return lambda: torch.autocast(device.type, dtype=DTYPES[dtype])
 
 
 def agree_on_most(value: float, device: torch.device) -> float:

@@ -65,7 +65,7 @@ class Repeated:
 def measure_repeated(
     device: Device,
     meter: EnergyMeter,
-    work: Callable[[], None],
+    work: Callable[[], object],
     choices: WindowChoices,
     agree: Callable[[float], float] = float,
 ) -> Repeated:

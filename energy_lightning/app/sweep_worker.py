@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 LINE = "energy_lightning-sweep "  # other lines of stdout are no outcomes
 FAILED_RUN = 3
+_FAULTS = (EnergyLightningError, RuntimeError, ValueError)  # torch's own are RuntimeErrors
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +40,15 @@ class Orders:
         kind: "training" or "inference".
         runs: key and settings of each run.
         num_ranks: GPUs that work together.
-        rendezvous: a file that does not exist yet, by which the ranks find each other.
         options: what all runs share (dtype, model, warmup, window_s, windows).
+        rendezvous: a file that does not exist yet, by which the ranks find each other; chosen at the start.
     """
 
     kind: str
     runs: list[tuple[str, dict[str, Any]]]
     num_ranks: int
-    rendezvous: str
     options: dict[str, Any]
+    rendezvous: str = ""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -84,6 +85,10 @@ def _end_with_stdin() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+class _TogetherError(EnergyLightningError):
+    """A run that fails on all ranks at the same place: none is left waiting."""
+
+
 @dataclass
 class _Worker:
     orders: Orders
@@ -97,13 +102,17 @@ class _Worker:
             _tell(key, begun=True)
         try:
             row = self._measured(run)
-        except (EnergyLightningError, RuntimeError, ValueError) as error:  # torch's own are RuntimeErrors
+        except _TogetherError as error:
+            row = None
+            if self.rank == 0:
+                _tell(key, failed=str(error))
+        except _FAULTS as error:
+            row = None
             _tell(key, failed=_in_words(error))
             if self.orders.num_ranks > 1:
                 return False
-        else:
-            if self.rank == 0:
-                _tell(key, row=row)
+        if row is not None and self.rank == 0:
+            _tell(key, row=row)
         gc.collect()
         if self.compute.type == "cuda":
             import torch
@@ -131,11 +140,25 @@ class _Worker:
 
         return load_model(self.orders.options, self.compute)
 
+    def _encoder(self, run: dict[str, Any]) -> Any:
+        """On all ranks or on none: what cannot be built need not take the processes down."""
+        from energy_lightning.app.sweep_steps import encoder, of_all_ranks
+
+        built, fault = None, None
+        try:
+            built = encoder(run, self.compute)
+        except _FAULTS as error:
+            fault = _in_words(error)
+        faults = [each for each in of_all_ranks(fault) if each is not None]
+        if faults:
+            raise _TogetherError(faults[0])
+        return built
+
     def _training(self, run: dict[str, Any], meter: EnergyMeter, choices: WindowChoices) -> dict[str, Any]:
         from energy_lightning.app.sweep_steps import agree_on_most, of_all_ranks, training_step
         from energy_lightning.measure import sum_over_gpus
 
-        step = training_step(run, self.orders.options["dtype"], self.compute)
+        step, held = training_step(self._encoder(run), run, self.orders.options["dtype"], self.compute)
         own = measure_repeated(self.device, meter, step, choices, lambda value: agree_on_most(value, self.compute))
         ranks = of_all_ranks((self.device.uuid or self.device.name, asdict(own), self.device.temperature_c()))
         found = [(uuid, Repeated(**values)) for uuid, values, _ in ranks]
@@ -145,6 +168,7 @@ class _Worker:
             "time_s": step_time_s * steps,
             "energy_j": sum_over_gpus((uuid, each.energy_j) for uuid, each in found) * steps,
             "step_time_s": step_time_s,
+            "parameters_per_gpu": held,
             "measured_steps": own.repetitions * choices.windows,
             "energy_spread": max(each.spread for _, each in found),
             "temperature_c": max((degrees for *_, degrees in ranks if degrees is not None), default=None),
