@@ -91,8 +91,11 @@ class GpuReadings:
         return None if power_mw is None else power_mw * 1e-3
 
     def temperature_c(self) -> float | None:
-        """Chip temperature."""
-        return self._ask(self._zeus.get_gpu_temperature)
+        """Chip temperature, by the call that every driver has (Zeus's needs a recent one)."""
+        try:
+            return float(self._nvml.nvmlDeviceGetTemperature(self._handle, self._nvml.NVML_TEMPERATURE_GPU))
+        except self._nvml.NVMLError:
+            return None
 
     def frequency_mhz(self) -> int:
         """SM clock now."""
@@ -146,7 +149,7 @@ class GpuReadings:
     def throttle_reasons(self) -> tuple[str, ...]:
         """What holds the clock down now, in NVML's words: ("sw_power_cap",); () when nothing does or it is not told."""
         try:
-            mask = self._nvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle)
+            mask = self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle)  # the name that every driver has
         except self._nvml.NVMLError:
             return ()
         bits = {name: getattr(self._nvml, f"nvmlClocksThrottleReason{name}") for name in _HOLDING}

@@ -161,6 +161,17 @@ def test_a_clock_that_is_held_down_tells_why(tmp_path: Path) -> None:
         assert device.throttle_reasons() == ("sw_power_cap",)
 
 
+def test_drivers_without_the_newest_calls_are_read_too(tmp_path: Path) -> None:
+    newest = ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetC2cModeInfoV")
+    with machine(tmp_path, EmulatedBoard(uuid=AAAA, errors=dict.fromkeys(newest, Code.FUNCTION_NOT_FOUND))) as m:
+        device = m.open()
+        m.nvml.load(0, 1.0)
+        m.nvml.cap_clock(0, 1200, "sw_thermal_slowdown")
+        m.wait(1.0)
+        assert device.temperature_c() == pytest.approx(m.nvml.state(0).temperature_c, abs=1.0)
+        assert device.throttle_reasons() == ("sw_thermal_slowdown",)
+
+
 # what is permitted
 
 
