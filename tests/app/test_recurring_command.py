@@ -1,0 +1,129 @@
+"""`energy-lightning recurring`: what a store knows, and stores that are not ours."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energy_lightning.app import main
+from energy_lightning.recurring import BatchSizeOptimizer, CostRule, JointOptimizer, Run, savings
+
+RUNS = [(32, 100.0, 10.0, True), (16, 60.0, 8.0, True), (64, 150.0, 9.0, False), (16, 64.0, 8.0, True)]
+
+
+def store_of(folder: Path, *, emulated: bool = False, runs: Any = RUNS) -> Path:
+    path = folder / "job.sqlite"
+    optimizer = JointOptimizer([16, 32, 64], default=32, max_power_w=10.0, store=path)
+    for size, energy_j, time_s, reached in runs:
+        optimizer.observe(size, energy_j=energy_j, time_s=time_s, reached_target=reached, emulated=emulated)
+    return path
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_state_savings_picture_and_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Default: 100 J, 10 s, cost 100. Three recurrences took 374 J and 35 s, cost 362, where 300 were usual."""
+    store = store_of(tmp_path)
+    JointOptimizer.of_store(store).profile(16, [(100.0, 2.0, 1.0), (150.0, 1.0, 1.0)])
+    before = store.read_bytes()
+    assert main(["recurring", f"store={store}", f"output_dir={tmp_path}/out"]) == 0
+    said = capsys.readouterr().out
+    assert "3 recurrences, exploring included, against the default batch size 32: energy +24.7%" in said
+    assert "time +16.7%, cost +20.7%" in said
+    assert "EMULATED" not in said
+    beliefs = rows_of(tmp_path / "out" / "beliefs.csv")
+    assert [(row["batch_size"], row["num_runs"], row["num_reached"], row["is_default"]) for row in beliefs] == [
+        ("16", "2", "2", "False"),
+        ("32", "1", "1", "True"),
+        ("64", "1", "0", "False"),
+    ]
+    assert [row["batch_size"] for row in beliefs if row["is_best"] == "True"] == ["16"]
+    assert [float(row["cost_j"]) for row in rows_of(tmp_path / "out" / "runs.csv")] == [100.0, 70.0, 120.0, 72.0]
+    assert [row["is_best"] for row in rows_of(tmp_path / "out" / "profiles.csv")] == ["False", "True"]
+    assert (tmp_path / "out" / "recurring.png").read_bytes().startswith(b"\x89PNG")
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert (summary["status"], summary["best"], summary["num_runs"]) == ("completed", 16, 4)
+    assert summary["savings"]["saved_cost_j"] == [0.0, 30.0, -62.0]
+    assert store.read_bytes() == before
+
+
+def test_emulated_runs_are_labelled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = store_of(tmp_path, emulated=True)
+    assert main(["recurring", f"store={store}", f"output_dir={tmp_path}/out"]) == 0
+    assert "(EMULATED)" in capsys.readouterr().out
+    assert {row["emulated"] for row in rows_of(tmp_path / "out" / "runs.csv")} == {"True"}
+
+
+def test_a_store_without_runs_and_one_whose_target_was_never_reached(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = store_of(tmp_path, runs=[])
+    assert main(["recurring", f"store={store}", f"output_dir={tmp_path}/out"]) == 0
+    assert "not known before a run with the default batch size 32" in capsys.readouterr().out
+    for size in (16, 32, 64):
+        BatchSizeOptimizer.of_store(store).observe(size, energy_j=1.0, time_s=1.0, reached_target=False)
+    assert main(["recurring", f"store={store}", f"output_dir={tmp_path}/out"]) == 0
+    assert "warning: none of the batch sizes [16, 32, 64] has reached the target" in capsys.readouterr().out
+
+
+def no_store(path: Path) -> None:
+    pass
+
+
+def text(path: Path) -> None:
+    path.write_text("batch_size,cost\n8,1.0\n" * 100)
+
+
+def foreign(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE runs (name TEXT)")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [(no_store, "no store "), (text, "is no store of a recurring job"), (foreign, "is another program's")],
+)
+def test_stores_that_are_not_ours_cost_one_line_and_stay_as_they_are(
+    make: Any, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "job.sqlite"
+    make(path)
+    before = path.read_bytes() if path.exists() else None
+    assert main(["recurring", f"store={path}", f"output_dir={tmp_path}/out"]) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+    assert (path.read_bytes() if path.exists() else None) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [([], "store must be given"), (["stor=x"], "did you mean store?"), (["power_limit_w=-1"], "power_limit_w must be")],
+)
+def test_mistakes_are_named(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = [f"store={store_of(tmp_path)}"] if arguments and "power" in arguments[0] else []
+    assert main(["recurring", f"output_dir={tmp_path}/out", *store, *arguments]) != 0
+    assert message in capsys.readouterr().err
+
+
+def test_missed_runs_after_the_last_target_do_not_count_yet() -> None:
+    cost = CostRule(eta=1.0, max_power_w=1.0)
+    runs = [
+        Run(run_id=index, batch_size=8, state="done", reached_target=reached, energy_j=energy_j, time_s=1.0)
+        for index, (energy_j, reached) in enumerate([(10.0, True), (4.0, False), (8.0, True), (5.0, False)])
+    ]
+    saved = savings(runs, 8, cost)
+    assert saved is not None
+    assert (saved.num_recurrences, saved.energy_j, saved.default_energy_j) == (2, 22.0, 18.0)
+    assert saved.saved_cost_j == (-1.0, -4.0)
+    assert savings(runs, 16, cost) is None
