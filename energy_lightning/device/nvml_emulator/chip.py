@@ -185,10 +185,11 @@ class Chip:
             return
         reference_w = self._reference_w(clock_mhz)
         end_c, energy_j = heat(thermal, self.temperature_c, reference_w, time_s)
-        hottest_w = reference_w + leakage_w(thermal, max(end_c, self.temperature_c))
-        if (self.is_power_limited() or hottest_w > self.limit_w) and time_s > _LIMITED_STEP_S:
+        if time_s > _LIMITED_STEP_S:
+            hottest_w = reference_w + leakage_w(thermal, max(end_c, self.temperature_c))
             step_c, step_j = heat(thermal, self.temperature_c, reference_w, _LIMITED_STEP_S)
-            if abs(step_c - self.temperature_c) > _SETTLED_C:
+            warms = abs(step_c - self.temperature_c) > _SETTLED_C
+            if warms and (self.is_power_limited() or hottest_w > self.limit_w):
                 time_s, end_c, energy_j = _LIMITED_STEP_S, step_c, step_j
         self._advance(time_s, end_c, energy_j)
 
