@@ -74,22 +74,22 @@ class GuardedControl:
     def lock(self, frequency_mhz: int) -> None:
         """Lock the SM clock."""
 
-        def make(control: Control, change: Change) -> None:
-            control.lock_clocks(frequency_mhz, frequency_mhz)
+        def note(change: Change) -> None:
             self.locked_mhz = frequency_mhz
 
         if self.can_lock:
-            self._change("sm_clock", None, make)
+            self._change(
+                "sm_clock", lambda: None, lambda control: control.lock_clocks(frequency_mhz, frequency_mhz), note
+            )
 
     def set_limit(self, power_limit_w: float, read_w: Callable[[], float]) -> None:
         """Set the power limit; `read_w` tells the one that is set."""
 
-        def make(control: Control, change: Change) -> None:
-            control.set_power_limit(power_limit_w)
+        def note(change: Change) -> None:
             self._has_set_limit, change.applied = True, read_w()
 
         if self.can_limit:
-            self._change("power_limit", read_w(), make)
+            self._change("power_limit", read_w, lambda control: control.set_power_limit(power_limit_w), note)
 
     def unlock(self) -> None:
         """Give the clock back as it was, if it was locked here."""
@@ -106,8 +106,9 @@ class GuardedControl:
     def close(self) -> None:
         """Give everything back; nothing is set from then on. Idempotent."""
         self._closed = True
-        self.unlock()
-        self.reset_limit()
+        self.locked_mhz, self._has_set_limit = None, False
+        if self._given_guard is not None:
+            self._given_guard.restore(self._uuid)
         if self._own_guard is not None:
             self._own_guard.close()
 
@@ -117,15 +118,22 @@ class GuardedControl:
         except DeviceError as error:
             self._fall(error, "sm_clock", "power_limit")
 
-    def _change(self, setting: Setting, previous: Previous, make: Callable[[Control, Change], None]) -> None:
+    def _change(
+        self,
+        setting: Setting,
+        previous: Callable[[], Previous],
+        make: Callable[[Control], None],
+        note: Callable[[Change], None],
+    ) -> None:
         if self._control is None or self._closed:
             return
         try:
-            with self.guard.changing(self._uuid, setting, previous) as change:
+            with self.guard.changing(self._uuid, setting, previous()) as change:
                 change.refused = True
-                if not self._closed:
-                    make(self._control, change)
+                if not self._closed:  # another thread may have closed us while we waited for the guard
+                    make(self._control)
                     change.refused = False
+                    note(change)
         except DeviceError as error:
             self._fall(error, setting)
 

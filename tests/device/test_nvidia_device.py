@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nvidia_boards import AAAA, BBBB, cuda_properties, cuda_torch, machine
@@ -258,10 +259,43 @@ def test_a_lock_on_its_way_while_the_device_closes_is_given_back(tmp_path: Path)
         go_on.set()
         locking.join(10.0)
         closing.join(10.0)
-        device.guard.restore()
         assert m.settings() == (None, 400.0)
         device.lock_frequency(900)
         assert m.settings() == (None, 400.0)
+
+
+def test_a_lock_that_waits_while_the_device_closes_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with machine(tmp_path) as m:
+        device = m.open()
+        device.lock_frequency(1200)
+        guard, waits = device.guard, threading.Event()
+        changing = guard.changing
+
+        def announced(*arguments: Any) -> Any:
+            waits.set()
+            return changing(*arguments)
+
+        monkeypatch.setattr(guard, "changing", announced)
+        locking = threading.Thread(target=device.lock_frequency, args=(900,))
+        with guard._lock:
+            locking.start()
+            assert waits.wait(10.0)
+            device.close()
+        locking.join(10.0)
+        assert m.settings() == (None, 400.0)
+        assert device.requested_frequency_mhz() is None
+
+
+def test_a_limit_that_cannot_be_read_back_is_given_back_all_the_same(tmp_path: Path) -> None:
+    read = "nvmlDeviceGetPowerManagementLimit"
+    with machine(tmp_path, EmulatedBoard(uuid=AAAA, power_limit_w=250.0)) as m:
+        device = m.open()
+        m.nvml.fail(0, read, Code.UNKNOWN, after=1)  # read before, and not after the change
+        assert device.set_power_limit(200.0) == 200.0
+        assert not device.can_set_power_limit
+        m.nvml.fail(0, read, 0)
+        device.close()
+        assert m.settings() == (None, 250.0)
 
 
 def test_a_gpu_that_another_job_controls_is_only_measured(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
