@@ -140,6 +140,8 @@ class IssuedCollectives:
 
     def close(self, *, in_step: bool = True) -> None:
         """See Collectives."""
+        if in_step:  # else a kernel may wait for a rank that is gone
+            self._streams.drain()
         self._issuer.close(in_step=in_step)
 
     def _start(

@@ -65,9 +65,18 @@ class MscclppIssuer:
         bootstrap = library.TcpBootstrap.create(self.rank, self.size)
         unique_id = exchange(bootstrap.create_unique_id() if self.rank == 0 else None, group)[0]
         bootstrap.initialize(unique_id, TIMEOUT_S)
+        self._check_node(bootstrap)
         self._communicator: Any = library.Communicator(bootstrap)
         self._scratch: Any = library.RawGpuBuffer(scratch_bytes)
         self._algorithms: dict[str, Any] = self._build(scratch_bytes)
+
+    def _check_node(self, bootstrap: Any) -> None:
+        """Its kernels return without a word where ranks are on other nodes, as MSCCL++ itself tells nodes apart."""
+        on_this_node = bootstrap.get_n_ranks_per_node() if hasattr(bootstrap, "get_n_ranks_per_node") else self.size
+        if on_this_node != self.size:
+            raise CollectivesError(
+                f"MSCCL++ finds {on_this_node} of {self.size} ranks on this node; it serves one node"
+            )
 
     def _build(self, scratch_bytes: int) -> dict[str, Any]:
         collection = self._library.ext.AlgorithmCollectionBuilder().build_default_algorithms(

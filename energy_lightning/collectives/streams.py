@@ -50,6 +50,10 @@ class CommunicationStream(Protocol):
         """Lets compute issued from now on start only after `mark`; the calling thread does not block."""
         ...
 
+    def drain(self) -> None:
+        """Blocks the calling thread until all that was issued is done: before buffers are freed, never in a step."""
+        ...
+
 
 class CudaCommunicationStream:
     """A side stream of one CUDA device, of high priority: a collective's few blocks get the next free SMs.
@@ -92,6 +96,11 @@ class CudaCommunicationStream:
         compute.wait_event(mark.event)
         if compute == mark.launched_from:  # whatever reuses their memory on this stream comes after the event
             mark.tensors = ()
+
+    def drain(self) -> None:
+        """See CommunicationStream."""
+        self._stream.synchronize()
+        self._release_reached()
 
     def _release_reached(self) -> None:
         """Forget marks that were joined, and those that nobody waited for once the GPU has passed them."""
@@ -142,6 +151,9 @@ class HostCommunicationStream:
             self._log.append(StreamEvent("join", self._numbers[mark]))
         mark.tensors = ()
 
+    def drain(self) -> None:
+        """See CommunicationStream."""
+
 
 class CommunicationStreams:
     """The communication stream of each device, made when it is first asked for. `log` as in the CPU stand-in."""
@@ -156,3 +168,8 @@ class CommunicationStreams:
             cuda = device.type == "cuda"
             self._streams[device] = CudaCommunicationStream(device) if cuda else HostCommunicationStream(self._log)
         return self._streams[device]
+
+    def drain(self) -> None:
+        """`CommunicationStream.drain` on every device."""
+        for stream in self._streams.values():
+            stream.drain()

@@ -32,8 +32,8 @@ def torch_dtype_to_mscclpp_dtype(dtype: torch.dtype) -> str:
 
 
 class Bootstrap:
-    def __init__(self, rank: int, n: int, group: Any) -> None:
-        self.rank, self.size, self._group = rank, n, group
+    def __init__(self, rank: int, n: int, group: Any, per_node: int | None) -> None:
+        self.rank, self.size, self._group, self._per_node = rank, n, group, per_node or n
         self.initialized = False
 
     def create_unique_id(self) -> str:
@@ -43,6 +43,9 @@ class Bootstrap:
         assert isinstance(unique_id, str)
         assert exchange(unique_id, self._group) == [unique_id] * self.size, "the ranks have different ids"
         self.initialized = True
+
+    def get_n_ranks_per_node(self) -> int:
+        return self._per_node
 
 
 class Algorithm:
@@ -104,8 +107,8 @@ class Algorithm:
         self.freed, self._bound = True, None
 
 
-def library(group: Any, *, names: tuple[str, ...] = ("rsag", "nvls_packet")) -> Any:
-    """A module for one group of ranks, with `calls` and `algorithms` for tests to look at."""
+def library(group: Any, *, names: tuple[str, ...] = ("rsag", "nvls_packet"), ranks_per_node: int | None = None) -> Any:
+    """A module for one group of ranks (None: all on one node), with `calls` and `algorithms` for tests to look at."""
     fake = SimpleNamespace(calls=[], algorithms=[], builder_resets=0)
 
     class RawGpuBuffer:
@@ -118,7 +121,7 @@ def library(group: Any, *, names: tuple[str, ...] = ("rsag", "nvls_packet")) -> 
     class TcpBootstrap:
         @staticmethod
         def create(rank: int, n: int) -> Bootstrap:
-            return Bootstrap(rank, n, group)
+            return Bootstrap(rank, n, group, ranks_per_node)
 
     class Communicator:
         def __init__(self, bootstrap: Bootstrap) -> None:

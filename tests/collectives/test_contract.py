@@ -1,4 +1,4 @@
-"""Every backend on two gloo processes, and on ranks 1 and 2 of three. GPU libraries run as stand-ins over gloo.
+"""Every backend on ranks 1 and 2 of three gloo processes. GPU libraries run as stand-ins over gloo.
 
 What their stand-ins do not show (kernels, real streams) is for test_contract_gpu.py.
 """
@@ -14,8 +14,9 @@ import fake_nccl4py
 import pytest
 import torch
 import torch.distributed as dist
-from collectives_contract import CONTRACT, Make, check_subgroup_without_rank_0
-from distributed_helpers import run_checks
+from collectives_contract import CONTRACT, Make
+from distributed_helpers import Check, run_checks
+from selection_checks import SELECTION
 
 from energy_lightning.collectives import Collectives, CollectivesError, ProcessGroupCollectives
 from energy_lightning.collectives.capped import CappedIssuer
@@ -102,6 +103,8 @@ def check_mscclpp_failure(group: dist.ProcessGroup) -> None:
         match=r"code 3 in default_allreduce_rsag: 256 bytes of .*float32, 5 blocks .*collectives='nccl",
     ):
         collectives.all_reduce(torch.ones(64), sm_count=5)
+    with pytest.raises(CollectivesError, match="finds 1 of 2 ranks on this node"):
+        MscclppIssuer(group, library=fake_mscclpp.library(group, ranks_per_node=1), others=ProcessGroupIssuer(group))
     with pytest.raises(CollectivesError, match=r"no algorithm 'default_allreduce_rsag'; it has: .*nvls_packet"):
         MscclppIssuer(
             group, library=fake_mscclpp.library(group, names=("nvls_packet",)), others=ProcessGroupIssuer(group)
@@ -135,7 +138,7 @@ def check_nccl4py_calls(group: dist.ProcessGroup) -> None:
     assert library.communicator.state == "aborted"
 
 
-def check_capped_groups(group: dist.ProcessGroup) -> None:
+def check_capped_communicators(group: dist.ProcessGroup) -> None:
     made: list[int] = []
 
     def make_backend(store: dist.Store, rank: int, size: int, sm_count: int) -> Any:
@@ -153,40 +156,35 @@ def check_capped_groups(group: dist.ProcessGroup) -> None:
     assert overruled.grant("all_reduce", torch.ones(1), 16) == 4
 
 
-CHECKS = {
-    **{
-        f"{kind}: {name}": partial(check, make, "cpu")
-        for kind, make in MAKERS.items()
-        for name, check in CONTRACT.items()
-    },
+def on_ranks_1_and_2(check: Check, group: dist.ProcessGroup) -> None:
+    """Rank 0 of the job is not in the group and has nothing to do."""
+    members = dist.new_group([1, 2], timeout=timedelta(seconds=30))
+    if dist.get_rank() in (1, 2):
+        assert isinstance(members, dist.ProcessGroup)
+        check(members)
+
+
+ON_TWO: dict[str, Check] = {
     "mscclpp: calls": check_mscclpp_calls,
     "mscclpp: failure": check_mscclpp_failure,
     "nccl4py: calls": check_nccl4py_calls,
-    "nccl_capped: groups": check_capped_groups,
+    "nccl_capped: communicators": check_capped_communicators,
 }
-SUBGROUP_CHECKS = {kind: partial(check_subgroup_without_rank_0, make, "cpu") for kind, make in MAKERS.items()}
+for kind, maker in MAKERS.items():
+    ON_TWO |= {f"{kind}: {name}": partial(check, maker, "cpu") for name, check in CONTRACT.items()}
+CHECKS: dict[str, Check] = {name: partial(on_ranks_1_and_2, check) for name, check in ON_TWO.items()}
+CHECKS |= {f"selection: {name}": check for name, check in SELECTION.items()}
 
 
 @pytest.fixture(scope="module")
 def failures() -> dict[str, str]:
-    return run_checks(CHECKS, num_processes=2)
-
-
-@pytest.fixture(scope="module")
-def subgroup_failures() -> dict[str, str]:
-    return run_checks(SUBGROUP_CHECKS, num_processes=3)
+    return run_checks(CHECKS, num_processes=3)
 
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("name", CHECKS)
-def test_on_two_processes(name: str, failures: dict[str, str]) -> None:
+def test_on_processes(name: str, failures: dict[str, str]) -> None:
     assert name not in failures, failures[name]
-
-
-@pytest.mark.distributed
-@pytest.mark.parametrize("name", SUBGROUP_CHECKS)
-def test_on_a_subgroup_without_rank_0(name: str, subgroup_failures: dict[str, str]) -> None:
-    assert name not in subgroup_failures, subgroup_failures[name]
 
 
 def test_without_a_process_group_the_error_says_what_to_call() -> None:

@@ -74,18 +74,22 @@ def check_same_weights(
 
 
 def check_nothing_is_reduced_while_accumulating(group: dist.ProcessGroup) -> None:
-    """Two optimizer steps of four microbatches: every bucket is reduced twice, not eight times."""
+    """Two steps of four microbatches: every bucket is reduced twice, not eight times, by the named backend."""
     calls: list[Tensor] = []
+    strategy = kareus(collectives="gloo")
+    gloo = {"role": "data_parallel", "backend": "gloo", "supports_sm_count": False, "sm_counts": []}
     reduce = ProcessGroupCollectives.all_reduce
 
     def counted(self: ProcessGroupCollectives, tensor: Tensor, **options: Any) -> Any:
         calls.append(tensor)
+        assert strategy.collectives_report() == [gloo]
         return reduce(self, tensor, **options)
 
     with cases.as_launched(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(ProcessGroupCollectives, "all_reduce", counted)
         rows = cases.Rows("bert", 8 * ROWS_PER_STEP)
-        fit(cases.tiny_model("bert"), rows, kareus(), accumulate_grad_batches=4)
+        fit(cases.tiny_model("bert"), rows, strategy, accumulate_grad_batches=4)
+    assert strategy.collectives_report() == [], "teardown has released the backend"
     buckets = {tensor.data_ptr() for tensor in calls}
     assert len(buckets) > 2
     assert len(calls) == 2 * len(buckets)
