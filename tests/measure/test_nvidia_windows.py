@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from zeus.monitor.energy import ZeusMonitor
@@ -152,6 +153,31 @@ def test_two_ranks_on_two_gpus_add_and_on_one_count_once(tmp_path: Path) -> None
         assert sum_over_gpus(energies("0", "1")) == pytest.approx(70.0)
         assert sum_over_gpus(energies("0", AAAA)) == pytest.approx(30.0)  # one GPU under two names
         assert sum_over_gpus(energies(*SLICES)) == pytest.approx(40.0)  # two slices of one GPU
+
+
+def test_the_gpu_is_waited_for_at_the_edges_of_a_window_and_only_where_asked(tmp_path: Path) -> None:
+    waits: list[int] = []
+    properties = SimpleNamespace(name="some GPU", multi_processor_count=108, uuid=BBBB.removeprefix("GPU-"))
+    cuda = SimpleNamespace(
+        is_available=lambda: True, get_device_properties=lambda index: properties, synchronize=waits.append
+    )
+    bench = Bench(board(AAAA), board(BBBB))
+    with bench.nvml:
+        host = Host(environment={}, torch=SimpleNamespace(cuda=cuda), clock_s=lambda: bench.time_s, sleep=bench.wait)
+        device = NvidiaDevice("cuda:3", host=host)
+        meter = EnergyMeter(device)
+        meter.start()
+        for _ in range(5):
+            bench.wait(0.1)
+            meter.lap()
+        device.energy_j(), device.power_w(), device.frequency_mhz(), device.throttle_reasons()
+        meter.stop()
+        assert waits == []
+        meter.start(synchronize=True)
+        bench.wait(0.1)
+        meter.stop(synchronize=True)
+        assert waits == [3, 3]
+        assert device.uuid == BBBB
 
 
 def test_a_clock_under_a_power_cap_is_unreachable_after_every_retry_and_leaves_no_nan(tmp_path: Path) -> None:
