@@ -140,19 +140,55 @@ def test_runs_under_another_power_limit_are_a_prior() -> None:
     assert (beliefs[250.0][1] / beliefs[250.0][0] > 2 * beliefs[150.0][1] / beliefs[150.0][0]).all()
 
 
-def test_the_variance_of_cost_is_learned() -> None:
+def test_the_variance_of_cost_is_learned_for_all_arms_and_for_each() -> None:
+    """80 repeats of five arms; arm 3 varies three times as much. By hand: sums of squares and a weighted mean."""
     prior, rng = learned_policy.Prior(), np.random.default_rng(0)
     arm = np.repeat(np.arange(5), 80)
-    for spread in (0.01, 0.1, 0.5):
-        y = arm + spread * rng.normal(size=400)
-        assert learned_policy.noise_variance(arm, y, prior) == pytest.approx(
-            (4 * 0.01 + 395 * spread**2) / 399, rel=0.15
-        )
+    for spread in (0.01, 0.1, 0.3):
+        y = arm + np.where(arm == 3, 3.0, 1.0) * spread * rng.normal(size=400)
+        outcomes = [Outcome(arm=int(a), cost=float(np.exp(v)), reached=True) for a, v in zip(arm, y, strict=True)]
+        view = View(batch_sizes=tuple(ARMS), default=2, outcomes=outcomes)
+        squares = np.array([79 * y[arm == one].var(ddof=1) for one in range(5)])
+        pooled = (4 * 0.1**2 + squares.sum()) / (4 + 395)
+        found = learned_policy.noise_by_arm(view, prior)
+        assert found == pytest.approx((4 * pooled + squares) / (4 + 79))
+        assert found[3] == pytest.approx((3 * spread) ** 2, rel=0.4)
+
+
+def test_runs_under_different_limits_are_no_repeats() -> None:
+    outcomes = [
+        Outcome(arm=1, cost=cost, reached=True, power_limit_w=limit) for cost, limit in ((10.0, 150.0), (90.0, 250.0))
+    ]
+    view = View(batch_sizes=tuple(ARMS), default=2, outcomes=outcomes)
+    assert learned_policy.noise_by_arm(view, learned_policy.Prior()) == pytest.approx(0.1**2)
+
+
+def test_a_size_whose_runs_vary_costs_more_than_its_usual_run() -> None:
+    """Costs 50 and 200 have the log-mean of 100, and the mean 125."""
+    outcomes = [Outcome(arm=arm, cost=100.0, reached=True) for arm in (1, 2) for _ in range(40)]
+    outcomes += [Outcome(arm=3, cost=cost, reached=True) for cost in (50.0, 200.0) for _ in range(20)]
+    costs, _ = learned_policy.means(View(batch_sizes=tuple(ARMS), default=2, outcomes=outcomes))
+    assert costs[2] == pytest.approx(100.0, rel=0.03)
+    assert 115.0 < costs[3] < 135.0
+
+
+def test_a_size_is_tried_while_it_may_pay_and_no_longer() -> None:
+    """Known neighbours: falling costs draw the walk on, rising ones end it; a short horizon explores nothing."""
+
+    def next_arm(costs: list[float], horizon: float) -> int:
+        known = [Outcome(arm=arm, cost=cost, reached=True) for arm, cost in enumerate(costs) for _ in range(3)]
+        view = View(batch_sizes=tuple(ARMS), default=2, outcomes=known)
+        prior = learned_policy.Prior(horizon=horizon, boldness=0.0)
+        return learned_policy.suggest(view, np.random.default_rng(0), prior)
+
+    assert next_arm([400.0, 200.0, 100.0], 60.0) == 3
+    assert next_arm([100.0, 200.0, 400.0], 60.0) == 0
+    assert next_arm([104.0, 100.0, 102.0], 1.0) == 1
 
 
 def test_posterior_equals_conditioning_one_run_at_a_time() -> None:
     """Oracle: Kalman updates of the arms' joint Gaussian, each run in turn, with the same prior and noise."""
-    prior = learned_policy.Prior(noise_runs=1e12)  # the noise is then the prior's
+    prior = learned_policy.Prior(noise_runs=1e12, arm_runs=1e12)  # the noise is then the prior's
     sizes, rng = (8, 16, 32, 64), np.random.default_rng(1)
     outcomes = [Outcome(arm=int(rng.integers(4)), cost=float(rng.uniform(50, 200)), reached=True) for _ in range(9)]
     view = View(batch_sizes=sizes, default=2, outcomes=outcomes)
