@@ -14,6 +14,12 @@ _LAUNCHERS = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", 
 _AT_START = {name: os.environ.get(name) for name in _LAUNCHERS}
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--allow-clocks", action="store_true", help="tests marked gpu may lock this machine's SM clocks (given back)"
+    )
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     """Several test processes share few cores; results must not depend on how reductions are split."""

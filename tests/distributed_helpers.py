@@ -25,12 +25,14 @@ Check = Callable[[dist.ProcessGroup], None]
 _COLLECTIVE_TIMEOUT = timedelta(seconds=30)  # how long a rank waits for one that failed
 
 
-def run_checks(checks: Mapping[str, Check], *, num_processes: int, timeout_s: float = 600.0) -> dict[str, str]:
-    """Returns {check name: what every rank on which it failed says}."""
+def run_checks(
+    checks: Mapping[str, Check], *, num_processes: int, timeout_s: float = 600.0, backend: str = "gloo"
+) -> dict[str, str]:
+    """Returns {check name: what every rank on which it failed says}. With nccl in `backend`, rank n has GPU n."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         processes = [
-            context.Process(target=_run_rank, args=(rank, num_processes, dict(checks), folder), daemon=True)
+            context.Process(target=_run_rank, args=(rank, num_processes, dict(checks), folder, backend), daemon=True)
             for rank in range(num_processes)
         ]
         for process in processes:
@@ -44,10 +46,12 @@ def run_checks(checks: Mapping[str, Check], *, num_processes: int, timeout_s: fl
         return _collect(Path(folder), list(checks), [process.exitcode for process in processes])
 
 
-def _run_rank(rank: int, num_processes: int, checks: Mapping[str, Check], folder: str) -> None:
+def _run_rank(rank: int, num_processes: int, checks: Mapping[str, Check], folder: str, backend: str) -> None:
     torch.set_num_threads(1)
+    if "nccl" in backend:
+        torch.cuda.set_device(rank)
     dist.init_process_group(
-        "gloo",
+        backend,
         init_method=f"file://{folder}/rendezvous",
         rank=rank,
         world_size=num_processes,
