@@ -106,7 +106,7 @@ class EnergyMonitorMixin:
             return
         self._reduce(trainer)
         metrics = {"total_time_s": self.total.time_s}
-        if self._has_energy:
+        if self._has_energy and self.total.energy_j > 0.0:  # no GPU draws nothing: a slow counter has not moved yet
             metrics["total_energy_j"] = self.total.energy_j
         # Summed already: with both flags Lightning neither reduces again nor recommends that it should.
         options = {"on_step": False, "on_epoch": True, "sync_dist": True, "rank_zero_only": True, "batch_size": 1}
@@ -170,7 +170,9 @@ class EnergyMonitorMixin:
         device = self._monitored.device
         each_s = self.total.time_s / self.num_steps
         line = f"epoch {epoch}: {each_s:.4g} s a step, {self.total.time_s:.4g} s in all"
-        if self._has_energy:
+        if self._has_energy and self.total.energy_j == 0.0:
+            line += ", energy not known yet: the counter has not moved"
+        elif self._has_energy:
             power_w = self.own.energy_j / self.own.time_s if self.own.time_s else 0.0
             line += f", {self.total.energy_j:.4g} J over the GPUs of all processes, {power_w:.0f} W on this one"
         if self._temperatures is not None and self._temperatures.text:

@@ -73,6 +73,59 @@ def test_a_slow_counter_gives_means_over_as_many_steps_as_it_needs(tmp_path: Pat
     assert trainer.callbacks[0].own.energy_j == pytest.approx(30 * 200.0, rel=0.02)
 
 
+class CountedReadings(Scripted):
+    """Counts the calls of its energy counter."""
+
+    num_readings = 0
+
+    def energy_j(self) -> float | None:
+        self.num_readings += 1
+        return super().energy_j()
+
+
+def test_a_slow_counter_is_read_once_a_window_and_not_at_every_step(tmp_path: Path) -> None:
+    device = CountedReadings(power_w=lambda _: 200.0, refresh_s=2.0)
+    trainer = kareus_trainer(EnergyMonitor(), tmp_path, device)
+    trainer.call("on_train_start")
+    for _ in range(99):
+        trainer.batch(0, steps=True)
+    monitor = trainer.callbacks[0]
+    assert device.num_readings == 1 + 4  # windows of ten refreshes of 2 s; steps of 1 s
+    assert monitor.num_steps == 99
+    trainer.call("on_validation_start")  # what was not read yet is
+    assert (monitor.own.time_s, monitor.own.energy_j) == (pytest.approx(99.0), pytest.approx(19800.0, rel=0.03))
+    trainer.call("on_validation_end")
+    trainer.batch(0, steps=True)
+    trainer.call("on_train_epoch_end")
+    assert monitor.total.time_s == pytest.approx(100.0)
+
+
+def test_a_counter_that_has_not_moved_yet_is_no_energy_of_zero(tmp_path: Path) -> None:
+    device = Scripted(power_w=lambda _: 200.0, refresh_s=60.0)
+    device.work(1.0)
+    trainer = kareus_trainer(EnergyMonitor(), tmp_path, device, max_steps=3)
+    trainer.fit()
+    assert trainer.lightning_module.logged[-1] == {"total_time_s": pytest.approx(3.0)}
+    assert "energy not known yet: the counter has not moved" in trainer.lightning_module.lines[-1]
+
+
+def test_the_line_of_an_epoch_tells_its_range_of_temperatures(tmp_path: Path) -> None:
+    device = Scripted()
+    readings_c = iter([50.0, 61.0, 58.0, 40.0])
+    device.temperature_c = lambda: next(readings_c)  # type: ignore[method-assign]
+    trainer = kareus_trainer(EnergyMonitor(), tmp_path, device)
+    trainer.call("on_train_start")
+    for _ in range(2):  # steps of 1.8 s: a reading after each, and one at the end of the epoch
+        trainer.batch(0, steps=False)
+        trainer.batch(1, steps=True)
+    trainer.call("on_train_epoch_end")
+    trainer.call("on_train_epoch_end")
+    assert [line.split(", ")[-1] for line in trainer.lightning_module.lines] == [
+        "50 to 61 C (scripted GPU)",
+        "40 C (scripted GPU)",
+    ]
+
+
 def test_a_counter_reset_costs_one_window_and_marks_the_total(tmp_path: Path) -> None:
     device = Scripted(power_w=lambda _: 200.0)
     trainer = kareus_trainer(EnergyMonitor(), tmp_path, device)

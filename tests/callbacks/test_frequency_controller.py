@@ -165,6 +165,46 @@ def test_drift_is_the_mean_of_recent_steps_leaving_the_tolerance(times_s: list[f
     assert said == ([] if speaks_at is None else [speaks_at])
 
 
+def test_clocks_that_were_not_had_are_one_line_an_epoch_with_the_reason(tmp_path: Path) -> None:
+    device = Scripted(clock_cap_mhz=1000)
+    trainer = run_with(TWO_CLOCKS, tmp_path, device)
+    trainer.fit(num_steps=5)
+    (line,) = [line for line in trainer.lightning_module.lines if "not had" in line]
+    assert "asked 1200 MHz, seen 1000 MHz 5 times (sw_power_cap)" in line
+    assert "900" not in line
+    trainer.lightning_module.lines.clear()
+    device = Scripted()
+    trainer = run_with(TWO_CLOCKS, tmp_path, device)
+    trainer.fit()
+    assert not [line for line in trainer.lightning_module.lines if "not had" in line]
+
+
+def test_drift_of_energy_is_judged_over_stretches_that_a_slow_counter_can_tell(tmp_path: Path) -> None:
+    device = Scripted(power_w=lambda _: 200.0, refresh_s=3.3)  # a single step of 1.1 s reads 0 J or three steps' worth
+    plan = Plan.sequential(1200).with_prediction(1.1, 220.0, emulated=False)
+    trainer = run_with(plan, tmp_path, device, drift_steps=20)
+    trainer.fit(num_steps=200)
+    assert not [line for line in trainer.lightning_module.lines if "drifted" in line]
+    assert trainer.callbacks[0].drift.ratios["energy"] == pytest.approx(1.0, abs=0.1)
+    trainer = run_with(plan, tmp_path, Scripted(power_w=lambda _: 300.0, refresh_s=3.3), drift_steps=20)
+    trainer.fit(num_steps=200)
+    (line,) = [line for line in trainer.lightning_module.lines if "drifted" in line]
+    assert "energy 3" in line
+
+
+def test_a_pause_between_steps_is_not_part_of_them(tmp_path: Path) -> None:
+    device = Scripted(power_w=lambda _: 200.0, refresh_s=0.5)
+    plan = Plan.sequential(1200).with_prediction(1.1, 220.0, emulated=False)
+    trainer = run_with(plan, tmp_path, device, drift_steps=5)
+    trainer.call("on_train_start")
+    for step in range(100):
+        trainer.batch(0, steps=True)
+        if step % 25 == 24:
+            device.work(1000.0)  # data that came late
+    assert not [line for line in trainer.lightning_module.lines if "drifted" in line]
+    assert trainer.callbacks[0].drift.ratios == {"time": pytest.approx(1.0), "energy": pytest.approx(1.0, abs=0.1)}
+
+
 @pytest.mark.parametrize("bad", [{"min_dwell_s": -1.0}, {"drift_tolerance": 0.0}, {"drift_steps": 0}])
 def test_impossible_settings_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(EnergyLightningError, match="need"):
