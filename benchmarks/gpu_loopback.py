@@ -18,7 +18,7 @@ from energy_lightning.collectives.issuing import IssuedCollectives, Launch, Oper
 from energy_lightning.collectives.streams import CommunicationStreams
 
 DEFAULT_SM_COUNT = 16
-_CHUNK = 4096  # elements a block moves at a time
+_CHUNK = 16384  # elements a block moves at a time: 16 a thread, enough to be under way at once
 _WARPS = 32  # 1024 threads: an SM holds two such blocks at most, and the hardware fills empty SMs first
 
 
