@@ -276,6 +276,8 @@ class HardwareGuard:
 
     def _forget(self) -> None:
         """In a forked child."""
+        for lease in self._leases.values():  # before they are dropped: their own hooks come too late then
+            lease.close()
         self._lock = threading.RLock()
         self._closed = "this process was forked from the one that opened the device"
         self._undo, self._leases = {}, {}

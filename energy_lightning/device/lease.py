@@ -42,13 +42,13 @@ class Lease:
     def __init__(self, state: GpuState, *, holder: str, job: str, control: GpuControl) -> None:
         self.state, self._holder, self._job, self._control = state, holder, job, control
         self._descriptor: int | None = None
-        call_in_forked_child(self._close)
+        call_in_forked_child(self.close)
         with state.transaction():
             self._descriptor = open_lease(state)
             try:
                 self._take(self._descriptor)
             except BaseException:
-                self._close()
+                self.close()
                 raise
 
     def _take(self, descriptor: int) -> None:
@@ -98,10 +98,10 @@ class Lease:
                 if self._descriptor is not None:
                     fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also for children that hold a copy
         finally:
-            self._close()
+            self.close()
 
-    def _close(self) -> None:
-        """In a forked child too, whose copy would hold the lease for as long as it lives."""
+    def close(self) -> None:
+        """Close the file; in a forked child, whose copy would hold the lease for as long as it lives. Idempotent."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

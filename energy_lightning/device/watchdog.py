@@ -14,6 +14,11 @@ from __future__ import annotations
 import os
 import sys
 
+TYPE_CHECKING = False  # as in typing, which need not be loaded
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
 _OTHERS_TIMEOUT_S = 0.3  # a rank that died at the same time may need a moment until its lease is gone
 _READ_BYTES = 65536
 
@@ -29,66 +34,81 @@ def detach() -> None:
 
 
 def prepare() -> None:
-    """Load now what undoing needs: later, memory or this folder may be gone."""
+    """Make this package's lean modules importable, without what the package itself would import."""
     import site
     import types
 
     site.main()  # left out at the start (-S), so that the job waited for less
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     for name, folder in (("energy_lightning", root), ("energy_lightning.device", os.path.join(root, "device"))):
-        package = types.ModuleType(name)  # without what the package itself would import
+        package = types.ModuleType(name)
         package.__path__ = [folder]
         sys.modules[name] = package
+
+
+def load(begin: str) -> dict[str, Any]:
+    """Read what the job tells first; import what undoing needs: later, memory, time or these files may be short."""
+    import json
+
+    told: dict[str, Any] = json.loads(begin)
+    sys.path.extend(folder for folder in told["path"] if folder not in sys.path)
     import energy_lightning.device.lease  # noqa: F401
 
+    for name in ("pynvml", *(("zeus.utils.zeusd",) if told["zeusd_socket"] else ())):
+        try:
+            __import__(name)
+        except ImportError as error:
+            _say(f"clocks and limits will not come back if this job is killed: {error}")
+    return told
 
-def listen(descriptor: int) -> tuple[str | None, dict[tuple[str, str], str]]:
-    """Read until the pipe closes. Returns the `begin` record and, by (uuid, setting), what is left to undo."""
-    begin: str | None = None
+
+def listen(descriptor: int, on_begin: Callable[[str], object]) -> dict[tuple[str, str], str]:
+    """Read until the pipe closes; `on_begin` gets the first line. Returns what is left, by (uuid, setting)."""
     left: dict[tuple[str, str], str] = {}
     rest = b""
     while chunk := os.read(descriptor, _READ_BYTES):
         *lines, rest = (rest + chunk).split(b"\n")
-        for word, *more in (line.decode().split(" ", 3) for line in lines):
+        for word, _, more in (line.decode().partition(" ") for line in lines):
             if word == "begin":
-                begin = " ".join(more)
+                on_begin(more)
             elif word == "set":
-                left[more[0], more[1]] = more[2]
+                uuid, setting, record = more.split(" ", 2)
+                left[uuid, setting] = record
             elif word == "drop":
-                left.pop((more[0], more[1]), None)
+                uuid, setting = more.split(" ")
+                left.pop((uuid, setting), None)
             elif word == "end":
-                return begin, left
-    return begin, left
+                return left
+    return left
 
 
-def undo_all(begin: dict[str, str | None], records: list[str]) -> list[str]:
-    """Undo what is left; returns lines for people."""
+def undo_all(told: dict[str, Any], records: Iterable[str]) -> None:
+    """Undo what is left, and say what somebody must know."""
     import json
     from pathlib import Path
 
     from energy_lightning.device.lease import end_holder
     from energy_lightning.device.undo import GpuControl, Undo
 
-    folder, holder = begin["state_dir"], begin["holder"]
-    assert holder is not None
-    control = GpuControl(zeusd_socket=begin["zeusd_socket"])
+    folder = None if told["state_dir"] is None else Path(told["state_dir"])
+    control = GpuControl(zeusd_socket=told["zeusd_socket"])
     undone = [Undo.from_dict(json.loads(record)) for record in records]
-    return end_holder(None if folder is None else Path(folder), holder, undone, control, _OTHERS_TIMEOUT_S)
+    _say(*end_holder(folder, told["holder"], undone, control, _OTHERS_TIMEOUT_S))
+
+
+def _say(*lines: str) -> None:
+    for line in lines:
+        print(f"energy_lightning: {line}", file=sys.stderr, flush=True)
 
 
 def main() -> None:
     """Detach, wait for the end of the pipe, undo."""
     detach()
     prepare()
-    begin, left = listen(sys.stdin.fileno())
-    if begin is None or not left:
-        return
-    import json
-
-    told = json.loads(begin)
-    sys.path.extend(folder for folder in told["path"] if folder not in sys.path)
-    for line in undo_all(told, list(left.values())):
-        print(f"energy_lightning: {line}", file=sys.stderr, flush=True)
+    told: dict[str, Any] = {}
+    left = listen(sys.stdin.fileno(), lambda begin: told.update(load(begin)))
+    if left:
+        undo_all(told, left.values())
 
 
 if __name__ == "__main__":

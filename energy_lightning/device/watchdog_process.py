@@ -101,6 +101,8 @@ class Watchdog:
 
     def _forget(self) -> None:
         """In a forked child: the watchdog is its parent's."""
+        if self._pipe is not None:
+            self._pipe.forget()
         self._lock, self._pipe, self._records = threading.RLock(), None, {}
 
 
@@ -116,7 +118,7 @@ class WatchdogPipe:
 
     def __init__(self, begin: Begin, gone: Callable[[], None]) -> None:
         self._gone, self._closing, self._open, self._lock = gone, False, False, threading.Lock()
-        call_in_forked_child(self._forget)
+        call_in_forked_child(self.forget)
         reading, self._writing = os.pipe()  # programs started later do not inherit it
         self._open = True
         try:
@@ -124,7 +126,7 @@ class WatchdogPipe:
             self.send(f"begin {json.dumps({**begin, 'path': sys.path})}")
             os.set_blocking(self._writing, False)  # training never waits for a watchdog that was stopped
         except (OSError, subprocess.SubprocessError) as error:
-            self._forget()
+            self.forget()
             raise WatchdogError(f"the watchdog process cannot be started: {error}") from error
         finally:
             os.close(reading)
@@ -156,12 +158,12 @@ class WatchdogPipe:
         poll.register(self._writing, 0)  # that the reader is gone is always reported
         poll.poll()
         with self._lock:
-            self._forget()
+            self.forget()
         if not self._closing:
             self._gone()
 
-    def _forget(self) -> None:
-        """Close this end; in a forked child its copy would keep the watchdog waiting."""
+    def forget(self) -> None:
+        """Close this end; in a forked child, whose copy would keep the watchdog waiting. Idempotent."""
         if self._open:
             self._open = False
             os.close(self._writing)

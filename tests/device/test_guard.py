@@ -38,6 +38,9 @@ class FakePipe:
     def close(self) -> None:
         self.told.append("end")
 
+    def forget(self) -> None:
+        self.broken = True
+
 
 class Exits:
     """The module atexit: what would run at the interpreter's exit."""
@@ -194,6 +197,15 @@ def test_ctrl_c_in_the_middle_of_a_change_gives_it_back(setup: Setup) -> None:
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     setup.guard.close()
+    assert setup.is_set() == (None, 250.0)
+
+
+def test_a_signal_that_closes_in_the_middle_of_a_change_gives_it_back(setup: Setup) -> None:
+    import pynvml
+
+    with setup.guard.changing("GPU-a", "sm_clock", None):
+        setup.guard.close()  # as a handler of SIGTERM does, in this very thread
+        pynvml.nvmlDeviceSetGpuLockedClocks(pynvml.nvmlDeviceGetHandleByUUID("GPU-a"), 1005, 1005)
     assert setup.is_set() == (None, 250.0)
 
 

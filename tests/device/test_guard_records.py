@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,33 @@ def test_a_lock_that_another_one_keeps_is_not_waited_for_for_ever(tmp_path: Path
         pass
 
 
+@contextmanager
+def forked_child() -> Iterator[None]:
+    """While entered, a child lives that was forked here and does nothing."""
+    from_child, to_parent = os.pipe()
+    from_parent, to_child = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(to_child)
+        os.write(to_parent, b"alive")
+        os.read(from_parent, 1)  # until the parent closes its end
+        os._exit(0)
+    os.read(from_child, 5)
+    yield
+    for descriptor in (from_child, to_parent, from_parent, to_child):
+        os.close(descriptor)
+    os.waitpid(child, 0)
+
+
+def test_a_child_forked_in_a_transaction_does_not_keep_its_lock(tmp_path: Path) -> None:
+    transaction = GpuState(tmp_path, "GPU-a").transaction()
+    transaction.__enter__()
+    with forked_child():
+        transaction.__exit__(None, None, None)
+        with GpuState(tmp_path, "GPU-a").transaction(timeout_s=0.0):
+            pass
+
+
 # leases
 
 
@@ -180,6 +208,13 @@ def test_another_job_is_refused_by_name(tmp_path: Path) -> None:
     held.release()
     lease(tmp_path, "2-b", job="job two").release()
     assert not list(tmp_path.glob("*.json"))
+
+
+def test_a_forked_child_does_not_hold_the_lease(tmp_path: Path) -> None:
+    held = lease(tmp_path, "1-a")
+    with forked_child():
+        held.close()  # as the kernel does when the parent dies
+        lease(tmp_path, "2-b", job="job two").release()
 
 
 @pytest.mark.usefixtures("change")

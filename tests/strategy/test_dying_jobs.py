@@ -198,6 +198,9 @@ def test_workers_neither_give_back_nor_keep_back(machine: Machine, tmp_path: Pat
     machine.check_restored(died_s)
     assert all(map(is_alive, workers))
     assert not machine.records()
+    pids = machine.start("wait", tmp_path)  # nor do they keep the next job off the GPUs
+    assert [machine.is_set(index) for index in range(2)] == [CHANGED, CHANGED]
+    machine.check_restored(machine.kill(pids))
     machine.kill(workers)
 
 
