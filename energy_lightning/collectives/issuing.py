@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch.distributed as dist
 from torch import Tensor
@@ -15,8 +14,7 @@ from energy_lightning.collectives.streams import CommunicationStream, Communicat
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class Launch(NamedTuple):
     """One collective that a backend is to issue.
 
     Attributes:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -129,12 +129,11 @@ class HostCommunicationStream:
         """See CommunicationStream."""
         return 0
 
-    @contextmanager
-    def beside_compute(self) -> Iterator[None]:
+    def beside_compute(self) -> AbstractContextManager[None]:
         """See CommunicationStream."""
         if self._log is not None:
             self._log.append(StreamEvent("launch point", self._num_launched))
-        yield
+        return nullcontext()
 
     def mark(self, tensors: Sequence[Tensor]) -> Mark:
         """See CommunicationStream."""
