@@ -56,8 +56,8 @@ def _hardware_reasons(machine: Machine) -> tuple[str, ...]:
 
 def check_group(peers: Peers) -> None:
     """Raise CollectivesError for a group that MSCCL++'s algorithms cannot serve: some would return without a word."""
-    if len(peers) > MAX_RANKS:
-        raise CollectivesError(f"the group has {len(peers)} ranks, its algorithms serve at most {MAX_RANKS}")
+    if not 2 <= len(peers) <= MAX_RANKS:
+        raise CollectivesError(f"the group has {len(peers)} ranks, its algorithms serve 2 to {MAX_RANKS}")
     if several := not_one_node(peers):
         raise CollectivesError(f"{several}, its algorithms serve a single one")
     if gpu := shared_gpu(peers):

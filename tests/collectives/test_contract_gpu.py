@@ -42,6 +42,8 @@ def failures(request: pytest.FixtureRequest) -> tuple[str, dict[str, str]]:
     found = next(choice for choice in available_collectives() if choice.name == name)
     if not found.usable:
         pytest.skip(f"{name}: {'; '.join(found.reasons)}")
+    if name == "mscclpp" and NUM_RANKS < 2:
+        pytest.skip("MSCCL++ needs two GPUs")
     checks = {check: partial(on_gpu, CONTRACT[check], name) for check in CONTRACT}
     return name, run_checks(checks, num_processes=NUM_RANKS)  # type: ignore[arg-type]
 

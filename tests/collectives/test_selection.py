@@ -107,7 +107,8 @@ def test_mscclpp_refuses_groups_that_its_algorithms_cannot_serve() -> None:
     check_group(peers())
     many = [Peer(node="n", gpu=f"GPU-{i}", versions={"mscclpp": "0.10.0"}) for i in range(9)]
     for group, message in (
-        (many, "9 ranks, its algorithms serve at most 8"),
+        (many, "9 ranks, its algorithms serve 2 to 8"),
+        (many[:1], "1 ranks, its algorithms serve 2 to 8"),
         (peers(node="m"), "run on 2 nodes"),
         (peers(gpu="GPU-a"), "two ranks share GPU GPU-a"),
         (peers(versions={"mscclpp": "0.11.0"}), r"different versions: 0\.10\.0, 0\.11\.0"),
