@@ -254,9 +254,10 @@ class PowerLimitOptimizerMixin:
         self._fault = None
         if not self._sets:
             return
-        self._changed = True
         try:
-            self._device.set_power_limit(limit_w)
+            if float(self._device.power_limit_w) != limit_w:
+                self._changed = True
+                self._device.set_power_limit(limit_w)
         except FAILURES as error:
             self._fault = f"{type(error).__name__}: {error}"
 

@@ -19,6 +19,7 @@ from energy_lightning.recurring.runs import Run, StoreError
 APPLICATION_ID = 0x454C5242  # "ELRB" in the header of our files
 VERSION = 2
 WAIT_S = 60.0
+BEGIN = "BEGIN IMMEDIATE"  # the write lock first: two that had both read could not both write
 COLUMNS = "run_id, batch_size, state, reached_target, energy_j, time_s, power_limit_w"
 TABLE = """CREATE TABLE runs (
     run_id INTEGER PRIMARY KEY, batch_size INTEGER NOT NULL, state TEXT NOT NULL, lease_end_s REAL NOT NULL,
@@ -52,7 +53,7 @@ class RunStore:
         """A connection that holds the write lock; commits at the end, rolls back on any error."""
         try:
             with closing(sqlite3.connect(self.path, timeout=WAIT_S, isolation_level=None)) as connection:
-                connection.execute("BEGIN IMMEDIATE")
+                connection.execute(BEGIN)
                 try:
                     yield connection
                 except BaseException:

@@ -37,6 +37,28 @@ store.finish = killed
 optimizer.observe(size, energy_j=5.0, time_s=1.0, reached_target=True)
 """
 
+RACES = """
+import sys, time
+from pathlib import Path
+from energy_lightning.recurring import BatchSizeOptimizer, store
+begin, wait_s, own, other, path = sys.argv[1], float(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]), sys.argv[5]
+def meet(suffix, wait_s):
+    own.with_suffix(suffix).touch()
+    deadline_s = time.monotonic() + wait_s
+    while not other.with_suffix(suffix).exists() and time.monotonic() < deadline_s:
+        time.sleep(0.002)
+store.BEGIN = begin
+optimizer = BatchSizeOptimizer([8, 16, 32, 64], default=32, max_power_w=100.0, store=path)
+read = store.read_settings
+def read_and_wait(connection):  # has read, has not written
+    found = read(connection)
+    meet(".read", wait_s)
+    return found
+store.read_settings = read_and_wait
+meet(".ready", 60.0)
+optimizer.observe(8, energy_j=1.0, time_s=1.0, reached_target=True)
+"""
+
 
 def optimizer(path: Path, **settings: object) -> BatchSizeOptimizer:
     return BatchSizeOptimizer(ARMS, default=32, max_power_w=100.0, store=path, **settings)  # type: ignore[arg-type]
@@ -52,6 +74,25 @@ def test_processes_at_once_lose_no_run(tmp_path: Path) -> None:
         1000.0 * worker + index for worker in range(workers) for index in range(rounds)
     ]
     assert {run.state for run in runs} == {"done"}
+
+
+@pytest.mark.parametrize(
+    ("begin", "wait_s", "num_runs"), [("BEGIN IMMEDIATE", 0.5, 2), ("BEGIN DEFERRED", 60.0, 1)], ids=["ours", "without"]
+)
+def test_taking_the_write_lock_first_is_what_keeps_both(
+    begin: str, wait_s: float, num_runs: int, tmp_path: Path
+) -> None:
+    """Two jobs that report at once: where both may read before either writes, SQLite refuses one, and it is lost."""
+    path = tmp_path / "job.sqlite"
+    optimizer(path)
+    command = [sys.executable, "-c", RACES, begin, str(wait_s)]
+    places = [str(tmp_path / "a"), str(tmp_path / "b")]
+    running = [
+        subprocess.Popen([*command, *own, str(path)], stderr=subprocess.DEVNULL) for own in (places, places[::-1])
+    ]
+    codes = [process.wait(timeout=120) for process in running]
+    assert codes.count(0) == num_runs
+    assert [run.state for run in optimizer(path).runs()] == ["done"] * num_runs
 
 
 def test_a_job_killed_while_it_reports_leaves_no_half_record(tmp_path: Path) -> None:

@@ -1,0 +1,66 @@
+"""A user's training under limits that dies: python limited_training.py FOLDER, two processes on NVIDIA boards.
+
+Every process writes its rank's settled limit and profile when the sweep is over; a few steps later rank 0 kills itself.
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch.utils.data import DataLoader
+
+from energy_lightning.pytorch_lightning import PowerLimitOptimizer
+
+FOLDER = Path(sys.argv[1])
+STEPS, DIE_AFTER = 60, 3
+
+
+class Regression(pl.LightningModule):
+    def __init__(self, sweep: Any) -> None:
+        super().__init__()
+        self.layer, self.sweep, self.steps_left = torch.nn.Linear(4, 1), sweep, DIE_AFTER
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        if self.sweep.power_limit_w is not None:
+            self.settled()
+        return self.layer(batch).square().mean()
+
+    def settled(self) -> None:
+        self.steps_left -= 1
+        if self.steps_left == DIE_AFTER - 1:
+            profile = [(one.power_limit_w, one.time_s, one.energy_j) for one in self.sweep.profile]
+            row = {"rank": self.global_rank, "limit_w": self.sweep.power_limit_w, "profile": profile}
+            FOLDER.joinpath(f"rank{self.global_rank}.json").write_text(json.dumps(row))
+        if self.steps_left == 0 and self.global_rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.01)
+
+
+def main() -> None:
+    sweep = PowerLimitOptimizer(
+        objective="energy", limits_w=[400.0, 300.0, 150.0], warmup_steps=2, profile_steps=4, device="nvidia"
+    )
+    trainer = pl.Trainer(
+        strategy="ddp",
+        accelerator="cpu",
+        devices=2,
+        max_steps=STEPS,
+        default_root_dir=FOLDER,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        callbacks=[sweep],
+    )
+    trainer.fit(Regression(sweep), DataLoader(torch.randn(4 * STEPS, 4), batch_size=2))
+
+
+if __name__ == "__main__":
+    main()
