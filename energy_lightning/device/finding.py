@@ -141,8 +141,8 @@ def _warn_of_order(nvml: Any, value: str | None, environment: Mapping[str, str])
     names = sorted({text(nvml.nvmlDeviceGetName(handle)) for handle in handles})
     if len(names) > 1:
         _log.warning(
-            "this machine has different GPUs (%s), which CUDA may count in another order than NVML; set "
-            "CUDA_DEVICE_ORDER=PCI_BUS_ID, or name GPUs by UUID",
+            "energy_lightning: this machine has different GPUs (%s), which CUDA may count in another order than NVML; "
+            "set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name GPUs by UUID",
             ", ".join(names),
         )
 

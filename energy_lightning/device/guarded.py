@@ -144,4 +144,4 @@ class GuardedControl:
         self.can_limit = self.can_limit and not (lost or "power_limit" in settings)
         self.missing = str(error)
         left = "" if self.can_lock or self.can_limit else " From here on it is measured only."
-        _log.warning("%s (%s): %s. Training goes on.%s", self._name, self._uuid, error, left)
+        _log.warning("energy_lightning: %s (%s): %s. Training goes on.%s", self._name, self._uuid, error, left)

@@ -5,7 +5,6 @@ from energy_lightning.measure.energy import (
     EnergyTotal,
     WindowReading,
     integrate_power,
-    integrate_power_between,
     sum_over_gpus,
     window_energy,
 )
@@ -44,7 +43,6 @@ __all__ = [
     "check_plan",
     "describe_run",
     "integrate_power",
-    "integrate_power_between",
     "library_versions",
     "load_plan",
     "merge_trials",

@@ -91,27 +91,6 @@ def integrate_power(time_s: Sequence[float], power_w: Sequence[float]) -> float:
     return math.fsum(step_s * mean_w for step_s, mean_w in zip(steps_s, means_w, strict=True))
 
 
-def integrate_power_between(samples: Sequence[tuple[float, float]], start_s: float, end_s: float) -> float | None:
-    """Energy in J of (time_s, power_w) samples within [start_s, end_s], edges interpolated.
-
-    None when the samples do not cover the interval: nothing is extrapolated.
-    """
-    if len(samples) < 2 or samples[0][0] > start_s or samples[-1][0] < end_s or end_s < start_s:
-        return None
-    inside = [sample for sample in samples if start_s < sample[0] < end_s]
-    edges = [(at_s, _power_at(samples, at_s)) for at_s in (start_s, end_s)]
-    times_s, powers_w = zip(edges[0], *inside, edges[1], strict=True)
-    return integrate_power(times_s, powers_w)
-
-
-def _power_at(samples: Sequence[tuple[float, float]], at_s: float) -> float:
-    for (before_s, before_w), (after_s, after_w) in itertools.pairwise(samples):
-        if before_s <= at_s <= after_s:
-            share = 0.0 if after_s == before_s else (at_s - before_s) / (after_s - before_s)
-            return before_w + share * (after_w - before_w)
-    return samples[-1][1]
-
-
 def sum_over_gpus(per_rank: Iterable[tuple[object, float]]) -> float:
     """Energy in J over distinct GPUs, from one (gpu identity, energy_j) a rank.
 

@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from energy_lightning.device.refresh import probe_refresh_s
-from energy_lightning.measure.energy import WindowReading, integrate_power_between, window_energy
+from energy_lightning.measure.energy import WindowReading, integrate_power, window_energy
 from energy_lightning.types import MeasurementError
 
 if TYPE_CHECKING:
@@ -27,26 +27,34 @@ class PowerReading(Protocol):
 
 
 class PowerSampler:
-    """Polls a device's power on a daemon thread and integrates it between two times of the device's clock."""
+    """An energy counter for boards that have none: a device's power, integrated by the trapezoid rule.
+
+    Between readings power is taken to change linearly; a power that cannot be read is left out.
+    """
 
     def __init__(self, device: Device, interval_s: float = SAMPLE_INTERVAL_S) -> None:
         power: object = device
         if not isinstance(power, PowerReading):
             raise MeasurementError(f"{device.name} has neither an energy counter nor a power reading")
         self._device, self._power, self._interval_s = device, power, interval_s
-        self._samples: list[tuple[float, float]] = []
+        self._last: tuple[float, float] | None = None  # time in s, power in W
+        self._energy_j = 0.0
         self._lock, self._stopped = threading.Lock(), threading.Event()
         self._thread: threading.Thread | None = None
 
-    def sample(self) -> None:
-        """Take one sample now; a power that cannot be read is left out."""
-        power_w = self._power.power_w()
-        if power_w is not None:
-            with self._lock:
-                self._samples.append((self._device.now_s(), power_w))
+    def sample(self) -> tuple[float, float | None]:
+        """Take a sample: its time, and the energy in J since the first one (None where power cannot be read now)."""
+        with self._lock:
+            power_w, now_s = self._power.power_w(), self._device.now_s()
+            if power_w is None:
+                return now_s, None
+            if self._last is not None:
+                self._energy_j += integrate_power((self._last[0], now_s), (self._last[1], power_w))
+            self._last = now_s, power_w
+            return now_s, self._energy_j
 
     def start(self) -> None:
-        """Poll in the background until `stop` (a daemon thread: it never keeps the process alive)."""
+        """Sample in the background until `stop` (a daemon thread: it never keeps the process alive)."""
         if self._thread is None:
             self._stopped.clear()
             self._thread = threading.Thread(target=self._poll, name="power-sampler", daemon=True)
@@ -57,19 +65,11 @@ class PowerSampler:
             self.sample()
 
     def stop(self) -> None:
-        """End the background polling; idempotent."""
+        """End the background sampling; idempotent."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-
-    def energy_j(self, start_s: float, end_s: float) -> float | None:
-        """Energy between two times, or None when the samples do not cover them; forgets what lies before `start_s`."""
-        with self._lock:
-            samples = list(self._samples)
-            older = [i for i, (at_s, _) in enumerate(samples) if at_s <= start_s]
-            self._samples = samples[older[-1] :] if older else samples
-        return integrate_power_between(samples, start_s, end_s)
 
 
 class EnergyMeter:
@@ -119,8 +119,8 @@ class EnergyMeter:
             raise MeasurementError("no energy window is open: call start() before lap()")
         (start_s, start_j), end = self._start, self._read()
         self._start = end
-        if self._sampler is not None or start_j is None or end[1] is None:
-            energy_j, reason = self._energy(start_s, start_j, *end)
+        if start_j is None or end[1] is None:
+            energy_j, reason = None, self._missing
         else:
             energy_j, reason = window_energy(start_j, end[1], time_s=0.0)
         return WindowReading(end[0] - start_s, energy_j, self.source, reason)
@@ -139,16 +139,17 @@ class EnergyMeter:
 
     def _read(self) -> tuple[float, float | None]:
         if self._sampler is not None:
-            self._sampler.sample()
-            return self._device.now_s(), None
+            return self._sampler.sample()
         return self._device.now_s(), self._device.energy_j()
+
+    @property
+    def _missing(self) -> str:
+        what = "no energy" if self._sampler is None else "no power at an edge of the window"
+        return f"{self._device.name} reports {what}"
 
     def _energy(
         self, start_s: float, start_j: float | None, end_s: float, end_j: float | None
     ) -> tuple[float | None, str | None]:
-        if self._sampler is not None:
-            energy_j = self._sampler.energy_j(start_s, end_s)
-            return energy_j, None if energy_j is not None else "the power readings do not cover the window"
         if start_j is None or end_j is None:
-            return None, f"{self._device.name} reports no energy"
+            return None, self._missing
         return window_energy(start_j, end_j, time_s=end_s - start_s, refresh_s=self.refresh_s)

@@ -28,6 +28,45 @@ def test_constant_power_without_counter_is_integrated_and_labelled_power() -> No
     assert reading.source == "power"
 
 
+def test_power_is_integrated_on_a_clock_that_goes_on_while_it_is_read() -> None:
+    class Ticking(ScriptedDevice):
+        def now_s(self) -> float:
+            self._now_s += 1e-3
+            return self._now_s
+
+    device = Ticking(power_w=lambda _: 200.0, energy_source="power")
+    meter = EnergyMeter(device)
+    readings = []
+    for window in (meter.stop, meter.stop, meter.lap):
+        meter.start()
+        device.work(1.0)
+        readings.append(window())
+    meter.close()
+    for reading in readings:
+        assert reading.power_w == pytest.approx(200.0)
+        assert reading.time_s >= 1.0
+
+
+def test_power_that_cannot_be_read_at_an_edge_voids_that_window_only() -> None:
+    class Silent(ScriptedDevice):
+        silent = False
+
+        def power_w(self) -> float | None:
+            return None if self.silent else 200.0
+
+    device = Silent(energy_source="power")
+    meter = EnergyMeter(device)
+    meter.start()
+    readings = []
+    for silent in (False, True, False, False):
+        device.work(1.0)
+        device.silent = silent
+        readings.append(meter.lap())
+    meter.close()
+    assert [reading.energy_j for reading in readings] == [pytest.approx(200.0), None, None, pytest.approx(200.0)]
+    assert readings[1].invalid_reason == "scripted GPU reports no power at an edge of the window"
+
+
 def test_without_counter_and_power_there_is_none_and_a_reason() -> None:
     device = ScriptedDevice(energy_source="none")
     meter = EnergyMeter(device)
