@@ -14,15 +14,15 @@ from energy_lightning.collectives.streams import CommunicationStreams
 
 
 class ProcessGroupIssuer:
-    """See Issuer. `group` is any torch.distributed group (None: the default one)."""
+    """See Issuer. `group` is any torch.distributed group (None: the default one), `name` None: as torch calls it."""
 
     supports_sm_count = False
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, group: dist.ProcessGroup | None = None, *, name: str | None = None) -> None:
         if not dist.is_initialized():
             raise CollectivesError("torch.distributed is not initialised: call init_process_group first")
         self._group = group if group is not None else dist.group.WORLD
-        self.name = str(dist.get_backend(self._group))
+        self.name = name or str(dist.get_backend(self._group))
 
     @property
     def size(self) -> int:

@@ -17,7 +17,7 @@ from energy_lightning.collectives.base import Collectives
 from energy_lightning.collectives.choice import CollectivesChoice, CollectivesError, Machine
 from energy_lightning.collectives.issuing import IssuedCollectives, Issuer
 from energy_lightning.collectives.peers import Peer, exchange, refusal_of, shared_gpu, unreachable_peer
-from energy_lightning.collectives.process_group import ProcessGroupCollectives, ProcessGroupIssuer
+from energy_lightning.collectives.process_group import ProcessGroupIssuer
 from energy_lightning.collectives.streams import CommunicationStreams
 
 logger = logging.getLogger(__name__)
@@ -28,9 +28,9 @@ def _prepare_group(backend: str) -> Callable[[Opening], Callable[[], Collectives
     """The torch group as it is, if `backend` runs it."""
 
     def prepare(opening: Opening) -> Callable[[], Collectives]:
-        collectives = ProcessGroupCollectives(opening.group, opening.streams, speaks=opening.speaks)
-        _require_backend(collectives.name, backend)  # one with a backend per device is called "cpu:gloo,cuda:nccl"
-        return lambda: collectives
+        _require_backend(ProcessGroupIssuer(opening.group).name, backend)  # it may be "cpu:gloo,cuda:nccl"
+        issuer = ProcessGroupIssuer(opening.group, name=backend)
+        return lambda: IssuedCollectives(issuer, opening.streams, speaks=opening.speaks)
 
     return prepare
 

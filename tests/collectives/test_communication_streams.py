@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -137,3 +138,24 @@ def test_one_stream_per_device_whoever_asks() -> None:
     here = streams.of(torch.device("cpu"))
     assert isinstance(here, HostCommunicationStream)
     assert streams.of(torch.zeros(1).device) is here
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU and a CUDA build of torch")
+def test_on_a_gpu_a_long_collective_holds_up_neither_compute_nor_the_host() -> None:
+    """A long kernel on the communication stream: compute issued after its launch point is done first."""
+    device = torch.device("cuda", 0)
+    stream = CommunicationStreams().of(device)
+    assert isinstance(stream, CudaCommunicationStream)
+    source = torch.ones(1000, device=device)
+    with stream.beside_compute():
+        torch.cuda._sleep(200_000_000)  # about 0.1 s of GPU cycles
+        result = source * 2
+    mark = stream.mark((source, result))
+    beside = source * 3
+    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    done.record()
+    done.synchronize()
+    assert not mark.event.query(), "compute waited for the communication stream"
+    stream.join(mark)
+    assert torch.equal(result + beside, source * 5)

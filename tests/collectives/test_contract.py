@@ -1,6 +1,6 @@
 """Every backend on ranks 1 and 2 of three gloo processes. GPU libraries run as stand-ins over gloo.
 
-What their stand-ins do not show (kernels, real streams) is for test_contract_gpu.py.
+What their stand-ins do not show (kernels, real streams) is for tests/gpu.
 """
 
 from __future__ import annotations

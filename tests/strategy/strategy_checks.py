@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from energy_lightning.collectives import ProcessGroupCollectives
+from energy_lightning.collectives.issuing import IssuedCollectives
 from energy_lightning.types import Plan
 
 ROWS_PER_STEP = 8
@@ -78,15 +78,15 @@ def check_nothing_is_reduced_while_accumulating(group: dist.ProcessGroup) -> Non
     calls: list[Tensor] = []
     strategy = kareus(collectives="gloo")
     gloo = {"role": "data_parallel", "backend": "gloo", "supports_sm_count": False, "sm_counts": []}
-    reduce = ProcessGroupCollectives.all_reduce
+    reduce = IssuedCollectives.all_reduce
 
-    def counted(self: ProcessGroupCollectives, tensor: Tensor, **options: Any) -> Any:
+    def counted(self: IssuedCollectives, tensor: Tensor, **options: Any) -> Any:
         calls.append(tensor)
         assert strategy.collectives_report() == [gloo]
         return reduce(self, tensor, **options)
 
     with cases.as_launched(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ProcessGroupCollectives, "all_reduce", counted)
+        patch.setattr(IssuedCollectives, "all_reduce", counted)
         rows = cases.Rows("bert", 8 * ROWS_PER_STEP)
         fit(cases.tiny_model("bert"), rows, strategy, accumulate_grad_batches=4)
     assert strategy.collectives_report() == [], "teardown has released the backend"
