@@ -34,8 +34,8 @@ class IterationCosts:
 
     Attributes:
         num_microbatches: forward-backward pairs in one iteration.
-        static_power_w: drawn while the clock is switched.
-        switch_time_s: time of one change of the clock.
+        static_power_w: charged while the clock is switched (see `compose_iteration`).
+        switch_time_s: time of one change of the clock, from the request until it is in force.
         emulated: the measurements come from an emulated GPU.
         clock_locked: False: measured at the running clock, so plans leave the clock alone.
     """

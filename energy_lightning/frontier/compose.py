@@ -71,7 +71,11 @@ def compose_iteration(
     """The exact time-energy front of one iteration (per GPU), by rising time; each `choice` is a single-stage Plan.
 
     Iteration = num_microbatches x (forward + backward) + the "iteration" parts at the backward's frequency. Where the
-    two frequencies differ, two switches a microbatch are charged: `switch_time_s` each at `static_power_w`.
+    two frequencies differ, two switches a microbatch are charged: `switch_time_s` each at `static_power_w`, as if the
+    GPU stood still from the request until the new clock is in force. A GPU that works on meanwhile, at the clock that
+    was, loses less: of the two changes of a microbatch one comes too late to speed up, the other too late to slow down,
+    so that to first order the time cancels and the energy of running the slower phase too fast for `switch_time_s`
+    stays. The charge is an upper bound of both, and a plan that switches is worth it by more than what is not modelled.
     A mode counts for a phase only with a profile of every part in it, a frequency only where every part has an option
     there. Raises FrontierError when a phase has no parts, no complete mode or no common frequency.
     """
