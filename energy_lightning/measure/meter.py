@@ -120,9 +120,8 @@ class EnergyMeter:
         (start_s, start_j), end = self._start, self._read()
         self._start = end
         if start_j is None or end[1] is None:
-            energy_j, reason = None, self._missing
-        else:
-            energy_j, reason = window_energy(start_j, end[1], time_s=0.0)
+            return WindowReading(end[0] - start_s, None, self.source, self._missing)
+        energy_j, reason = window_energy(start_j, end[1], time_s=0.0)
         return WindowReading(end[0] - start_s, energy_j, self.source, reason)
 
     @property
