@@ -137,8 +137,6 @@ class Chip:
 
     def update(self, now_s: float) -> None:
         """Run until `now_s`, sensors included; nothing happens if that is past."""
-        if now_s <= self.time_s:
-            return
         ticks = math.floor(now_s / self.refresh_s + 1e-9) if self.refresh_s else 0
         sample_s = min(ticks * self.refresh_s, now_s) if self.refresh_s else now_s
         if sample_s > self._sampled_s:

@@ -28,7 +28,7 @@ from energy_lightning.types import DeviceError
 _OWNER_CHECK_S = 0.5  # standard input may stay open in children that the owner forked
 _MAX_MESSAGE_BYTES = 1 << 20
 _CHUNK_BYTES = 65536
-_PATIENCE_S = 1.0  # for a client that does not take a long answer
+_PATIENCE_S = 5.0  # for a client that does not take a long answer
 _KNOWN = {*SIGNATURES, *(f"control.{name}" for name in CONTROLS)}
 
 

@@ -195,6 +195,19 @@ def test_average_after_a_long_silence_is_of_the_last_second(nvml: NvmlEmulator, 
     assert field(pynvml.NVML_FI_DEV_POWER_AVERAGE).value.uiVal == 300_000
 
 
+def test_average_while_warming_is_of_the_last_second(clock: ManualClock) -> None:
+    """One look after 20 s of warming gives what a closed form of the last second's energy gives."""
+    with started(clock, EmulatedBoard(locked_mhz=(1200, 1200), clock_lag_s=0.0)) as nvml:
+        pynvml.nvmlInit()
+        start_c, power_w = nvml.state(0).temperature_c, reference_w(1200, 1.0)
+        nvml.load(0, 1.0)
+        clock.time_s += 20.0
+        expected_w = integrated([(20.0, power_w)], start_c)[0] - integrated([(19.0, power_w)], start_c)[0]
+        mean_w = integrated([(20.0, power_w)], start_c)[0] / 20.0
+        assert abs(expected_w - mean_w) > 0.5
+        assert field(pynvml.NVML_FI_DEV_POWER_AVERAGE).value.uiVal == pytest.approx(1e3 * expected_w, abs=5)
+
+
 def test_field_values(nvml: NvmlEmulator, clock: ManualClock) -> None:
     nvml.hold_power(0, 123.0)
     clock.time_s += 2.0

@@ -167,6 +167,15 @@ def test_buffers_that_are_too_small_are_refused(nvml: NvmlEmulator) -> None:
     assert text.value == b"NVIDIA A100-SXM4-40GB"
 
 
+@pytest.mark.parametrize(("room", "fits"), [(0, False), (80, False), (81, True), (100, True)])
+def test_arrays_that_are_too_small_are_refused_with_the_size(room: int, fits: bool, nvml: NvmlEmulator) -> None:
+    count, clocks = ctypes.c_uint(room), (ctypes.c_uint * 100)()
+    code = pynvml.nvmlLib.nvmlDeviceGetSupportedGraphicsClocks(handle(), 1215, ctypes.byref(count), clocks)
+    assert code == (Code.SUCCESS if fits else Code.INSUFFICIENT_SIZE)
+    assert count.value == 81  # 210 to 1410 MHz in steps of 15
+    assert list(clocks)[:81] == (list(range(1410, 209, -15)) if fits else [0] * 81)
+
+
 @pytest.mark.parametrize("name", GPU.names())
 def test_packaged_boards_tell_what_their_models_hold(name: str, clock: ManualClock) -> None:
     """Against the YAML files read plainly, and NVIDIA's names of architectures."""

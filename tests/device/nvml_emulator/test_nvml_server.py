@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import marshal
 import os
 import signal
@@ -102,6 +103,27 @@ def test_children_and_theirs_reach_the_same_boards(server: NvmlServer) -> None:
     assert all(0.0 < time.monotonic() - call.time_s < 60.0 for call in calls)
     assert server.state(1).locked_mhz == (1800, 1800)
     assert server.state(0).locked_mhz is None
+
+
+def test_parent_and_forked_child_call_at_the_same_time(server: NvmlServer) -> None:
+    """Each gets the answers to its own questions."""
+    out = python(
+        server,
+        """
+        import os, pynvml
+        pynvml.nvmlInit()
+        gpus = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in (0, 1)]
+        child = os.fork()
+        mine = 0 if child else 1
+        for _ in range(1000):
+            if pynvml.nvmlDeviceGetUUID(gpus[mine]) != ("GPU-a", "GPU-b")[mine]:
+                os._exit(1)
+        if child == 0:
+            os._exit(0)
+        print(os.waitpid(child, 0)[1])
+        """,
+    )
+    assert out.strip() == "0"
 
 
 def test_spawned_workers_reach_the_boards(server: NvmlServer, tmp_path: Path) -> None:
@@ -301,6 +323,29 @@ def test_a_call_from_a_signal_handler_in_the_middle_of_calls(server: NvmlServer)
     assert out.strip() == "True {'GPU-b'}"
 
 
+def test_long_answers_wait_for_a_slow_reader(server: NvmlServer) -> None:
+    """Many times what a socket holds, asked for at once and read later."""
+    request = framed(marshal.dumps((1, "nvmlDeviceGetSupportedGraphicsClocks", [_handle(server), 1215])))
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(10.0)
+        client.connect(str(server.socket_path))
+        client.sendall(request * 3000)
+        time.sleep(0.1)
+        data = b""
+        while len(data) < 4 or len(data) < 3000 * (4 + int.from_bytes(data[:4], "little")):
+            more = client.recv(1 << 20)
+            assert more, f"let go after {len(data)} bytes"
+            data += more
+    assert server.state(0).uuid == "GPU-a"
+
+
+def _handle(server: NvmlServer) -> int:
+    with server.installed():
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        return ctypes.cast(handle, ctypes.c_void_p).value or 0
+
+
 # the end of the server
 
 
@@ -334,10 +379,10 @@ def test_the_server_ends_with_its_owner() -> None:
             if os.fork() == 0:
                 sys.exit(0)  # leaves the blocks, and must not end the server
             os.wait()
-            print(server.state(0).power_limit_w, flush=True)
             if os.fork() == 0:
                 time.sleep(60)
                 os._exit(0)
+            print(server.state(0).power_limit_w, flush=True)
             time.sleep(60)
     """
     command = [sys.executable, "-c", textwrap.dedent(code)]
