@@ -1,6 +1,7 @@
 """How well energy is predicted: EnergyLens on measured serving, the fine-tuning law on an emulated sweep, and peers.
 
-    python benchmarks/predict.py [single] [pooled] [extrapolation] [finetuning] [time] [--data DIR] [--samples 20]
+    python benchmarks/predict.py [single] [pooled] [extrapolation] [discovery] [finetuning] [time] [--data DIR]
+                                 [--samples 20]
 
 Measured: DIR/mlenergy_inference.csv, energy of a request over all GPUs; columns output_tokens, batch_size,
 tensor_parallel (GPUs / pipeline stages, as experts are split too), pipeline_parallel; prompt lengths are not recorded.
@@ -8,6 +9,7 @@ Emulated: 400 fine-tuning runs on a GPU model. Every method sees the same column
 medians over the samples of means over the groups; (range over samples). Peers "log" learn ln E, the others E.
 single: one model, task and GPU kind, >= 12 rows, 8 to learn from. pooled: models of one task and GPU kind with their
 sizes, 50 rows to learn from, ranking within a model. extrapolation: the smallest 40% of batch sizes to learn from.
+discovery: as pooled, by formulas that symbolic regression finds (needs pyoperon).
 """
 
 from __future__ import annotations
@@ -23,8 +25,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from sklearn.ensemble import GradientBoostingRegressor, RandomForestRegressor
-from sklearn.linear_model import LinearRegression
+from predict_methods import Ours, formula_methods, inference_methods, trees
 
 from energy_lightning.emulation import GPU
 from energy_lightning.predict import EnergyLens, FineTuningEnergy, PredictionWarning, mape_pct, pairwise_pct, scores
@@ -35,93 +36,6 @@ COLUMNS = ["output_tokens", "batch_size", "tensor_parallel", "pipeline_parallel"
 POOLED = [*COLUMNS, "activated_params_b", "total_params_b"]
 RUN_COLUMNS = ["num_layers", "hidden_size", "ffn_size", "sequence_length", "batch_size", "tokens", "num_gpus"]
 GROUP = ["task", "gpu_model"]
-
-
-class Learner:
-    """A scikit-learn regressor on named columns; `log`: learns ln E, so that it cannot predict less than nothing."""
-
-    def __init__(self, make: Callable[[], Any], columns: list[str], *, log: bool = False) -> None:
-        self.model, self.columns, self.log = make(), columns, log
-
-    def fit(self, table: pd.DataFrame, energy_j: pd.Series) -> Learner:
-        """Learn from the rows."""
-        self.model.fit(self._values(table), np.log(energy_j) if self.log else energy_j)
-        return self
-
-    def predict(self, table: pd.DataFrame) -> np.ndarray:
-        """Joules, (n,)."""
-        predicted = self.model.predict(self._values(table))
-        return np.exp(predicted) if self.log else predicted
-
-    def _values(self, table: pd.DataFrame) -> np.ndarray:
-        values = table[self.columns].to_numpy(float)
-        if "strategy" not in table:
-            return values
-        return np.column_stack([values, table.speedup, table.strategy == "tp", table.strategy == "fsdp"])
-
-
-class LatencyTimesPower:
-    """As MAVERIQ: predicted latency of a request (a product of powers) x mean power of a GPU x GPUs / batch size."""
-
-    def __init__(self, columns: list[str]) -> None:
-        self.columns = columns
-
-    def fit(self, table: pd.DataFrame, energy_j: pd.Series) -> LatencyTimesPower:
-        """Learn latency and power from the rows."""
-        self.latency = Learner(LinearRegression, self.columns, log=True)
-        self.latency.model.fit(np.log(table[self.columns]), np.log(table.latency_s))
-        gpus = table.tensor_parallel * table.pipeline_parallel
-        self.power_w = float((energy_j * table.batch_size / table.latency_s / gpus).mean())
-        return self
-
-    def predict(self, table: pd.DataFrame) -> np.ndarray:
-        """Joules, (n,)."""
-        latency_s = np.exp(self.latency.model.predict(np.log(table[self.columns])))
-        gpus = table.tensor_parallel * table.pipeline_parallel
-        return np.asarray(latency_s * self.power_w * gpus / table.batch_size)
-
-
-class Ours:
-    """One of our estimators on its columns only."""
-
-    def __init__(self, model: Any, columns: list[str]) -> None:
-        self.model, self.columns = model, columns
-
-    def fit(self, table: pd.DataFrame, energy_j: pd.Series) -> Ours:
-        """Learn from the rows."""
-        self.model.fit(table[self.columns], energy_j)
-        return self
-
-    def predict(self, table: pd.DataFrame) -> np.ndarray:
-        """Joules, (n,)."""
-        return np.asarray(self.model.predict(table[self.columns]))
-
-
-def forest() -> RandomForestRegressor:
-    return RandomForestRegressor(n_estimators=100, random_state=0, n_jobs=1)
-
-
-def boosting() -> GradientBoostingRegressor:
-    return GradientBoostingRegressor(random_state=0)
-
-
-def trees(columns: list[str]) -> dict[str, Callable[[], Any]]:
-    return {
-        "random forest": lambda: Learner(forest, columns),
-        "random forest, log": lambda: Learner(forest, columns, log=True),
-        "gradient boosting": lambda: Learner(boosting, columns),
-        "gradient boosting, log": lambda: Learner(boosting, columns, log=True),
-        "linear": lambda: Learner(LinearRegression, columns),
-    }
-
-
-def inference_methods(columns: list[str]) -> dict[str, Callable[[], Any]]:
-    return {
-        "EnergyLens": lambda: Ours(EnergyLens(), columns),
-        "EnergyLens, as published": lambda: Ours(EnergyLens(method="published"), columns),
-        **trees(columns),
-        "latency x power": lambda: LatencyTimesPower(columns),
-    }
 
 
 def load(path: Path) -> pd.DataFrame:
@@ -152,6 +66,15 @@ def single(rows: pd.DataFrame, samples: int) -> None:
             learn, rest = split(group, 8, sample)
             _score_group(results, learn, rest, sample)
     _print(results, ["MAPE", "pairwise", "top-1", "regret"], f"{len(list(single_groups(rows)))} groups")
+    print("EnergyLens by group: means over the samples (top-1: share of samples), median regret last\n")
+    print("| group | rows | MAPE, % | pairwise, % | top-1, % | regret, % | median regret, % |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for number, group in enumerate(single_groups(rows)):
+        found = np.array([sample[number] for sample in results["EnergyLens"]])
+        first = group.iloc[0]
+        cells = " | ".join(f"{value:.1f}" for value in (*found.mean(axis=0), np.median(found[:, 3])))
+        print(f"| {first.task}, {first.model_id}, {first.gpu_model} | {len(group)} | {cells} |")
+    print()
 
 
 def extrapolation(rows: pd.DataFrame, samples: int) -> None:
@@ -176,21 +99,32 @@ def _score_group(results: dict[str, Any], learn: pd.DataFrame, rest: pd.DataFram
 
 def pooled(rows: pd.DataFrame, samples: int) -> None:
     print("\n### Models pooled (measured): 50 rows to learn from, ranking within a model\n")
-    usable = rows.dropna(subset=["total_params_b"])
-    for key, group in usable.groupby(GROUP):
+    _pooled(rows, samples, inference_methods(POOLED))
+
+
+def discovery(rows: pd.DataFrame, samples: int) -> None:
+    print("\n### Formulas found (measured): models pooled, 50 rows to search on, the rest held out\n")
+    for group, fitted in _pooled(rows, samples, formula_methods(POOLED)).items():
+        print(f"{group}, last sample:\n\n    {fitted['found formula'].model.formula()}\n".replace("\n  +", "\n      +"))
+
+
+def _pooled(rows: pd.DataFrame, samples: int, methods: dict[str, Callable[[], Any]]) -> dict[str, dict[str, Any]]:
+    """Print a table a group; the methods as fitted to the last sample, by group."""
+    last: dict[str, dict[str, Any]] = {}
+    for key, group in rows.dropna(subset=["total_params_b"]).groupby(GROUP):
         if len(group) < 66:
             continue
+        name = f"{key[0]}, {key[1]}"
         results: dict[str, list[list[list[float]]]] = {}
         for sample in range(samples):
             learn, rest = split(group, 50, sample)
-            for name, make in inference_methods(POOLED).items():
-                predicted = make().fit(learn, learn.energy_per_request_j).predict(rest)
-                ranks = _within_models(rest, predicted)
-                errors = mape_pct(rest.energy_per_request_j, predicted)
-                results.setdefault(name, []).append([[errors, ranks]])
-        _print(
-            results, ["MAPE", "pairwise"], f"{key[0]}, {key[1]}, {len(group)} rows, {group.model_id.nunique()} models"
-        )
+            last[name] = {method: make().fit(learn, learn.energy_per_request_j) for method, make in methods.items()}
+            for method, fitted in last[name].items():
+                predicted = fitted.predict(rest)
+                errors = [mape_pct(rest.energy_per_request_j, predicted), _within_models(rest, predicted)]
+                results.setdefault(method, []).append([errors])
+        _print(results, ["MAPE", "pairwise"], f"{name}, {len(group)} rows, {group.model_id.nunique()} models")
+    return last
 
 
 def _within_models(rest: pd.DataFrame, predicted: np.ndarray) -> float:
@@ -259,7 +193,7 @@ def _print(results: dict[str, Any], names: list[str], title: str) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = ["single", "pooled", "extrapolation", "finetuning", "time"]
+    parts = ["single", "pooled", "extrapolation", "discovery", "finetuning", "time"]
     parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(parts)}; none: all")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--samples", type=int, default=20)
@@ -278,7 +212,12 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"no {FILE} in {folder}: give --data DIR or set ENERGY_LIGHTNING_DATA", file=sys.stderr)
         return 1
     rows = load(folder / FILE)
-    for name, run in (("single", single), ("pooled", pooled), ("extrapolation", extrapolation)):
+    for name, run in (
+        ("single", single),
+        ("pooled", pooled),
+        ("extrapolation", extrapolation),
+        ("discovery", discovery),
+    ):
         if name in chosen:
             run(rows, given.samples)
     if "time" in chosen:
