@@ -172,7 +172,7 @@ def compare(job: Job, seeds: Sequence[int], recurrences: int) -> list[str]:
     for seed in seeds:
         draws = draws_of(job, seed, recurrences)
         optimum = job.epoch_cost[best] * job.epochs[best][draws[:, best]]
-        default = job.default_epoch_cost * job.epochs[job.default][draws[:, job.default]]
+        default = job.default_epoch_cost * np.minimum(job.epochs[job.default][draws[:, job.default]], MAX_EPOCHS)
         costs = {"default": default, "full grid": full_grid(job, draws)}
         believed: dict[str, int] = {"default": job.default}
         for name, choose, means in (

@@ -91,6 +91,7 @@ class RecurringJobMixin:
         self._needs_energy = float(options.get("eta", 0.5)) > 0.0
         self._choice = DeviceChoice.parse(device, workload, gpu)
         self._run: RecurringRun | None = None  # on rank 0
+        self._run_id: int | None = None
         self._resumed: Mapping[str, Any] | None = None
         self.monitored: Monitored | None = None
         self._meter: RunMeter | None = None
@@ -159,12 +160,12 @@ class RecurringJobMixin:
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """The checkpoint holds what the whole job has spent, whichever rank writes it. Collective."""
-        if self._active and self._meter is not None and "callbacks" in checkpoint:
-            spent, run = self._spend(trainer), self._run
-            run_id = on_rank_zero(trainer, lambda: None if run is None else run.run_id)
-            state = {"batch_size": self.batch_size, "run_id": run_id, "time_s": spent.time_s}
-            key = self.state_key  # type: ignore[attr-defined]
-            checkpoint["callbacks"][key] = {**state, "energy_j": spent.energy_j or 0.0}
+        if self._meter is None or self.spent is None or "callbacks" not in checkpoint:
+            return
+        spent = self._spend(trainer) if self._active else self.spent  # once reported, what was reported
+        state = {"batch_size": self.batch_size, "run_id": self._run_id, "time_s": spent.time_s}
+        key = self.state_key  # type: ignore[attr-defined]
+        checkpoint["callbacks"][key] = {**state, "energy_j": spent.energy_j or 0.0}
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Report the run. Collective."""
@@ -230,7 +231,11 @@ class RecurringJobMixin:
                 "with eta=0, or measure: device='nvidia', or an emulated one with workload=..."
             )
         run, limit_w, emulated = self._run, self._spend(trainer).limit_w, bool(device.emulated)
-        on_rank_zero(trainer, lambda: run and run.begin(max_power_w=limit_w, emulated=emulated))
+
+        def begin() -> int | None:
+            return None if run is None else run.begin(max_power_w=limit_w, emulated=emulated)
+
+        self._run_id = on_rank_zero(trainer, begin)
 
     def _spend(self, trainer: Any) -> Spent:
         """Over all ranks. Collective."""

@@ -51,21 +51,17 @@ class RecurringRun:
         self._target, self._emulated = target, False
         self.batch_size = self._optimizer.suggest()
 
-    @property
-    def run_id(self) -> int | None:
-        """Its number in the store; None once it is over."""
-        return self._optimizer.open_run(self.batch_size)
-
-    def begin(self, *, max_power_w: float | None, emulated: bool) -> int:
+    def begin(self, *, max_power_w: float | None, emulated: bool) -> int | None:
         """Training begins on GPUs that may draw so much together, which counts where the settings leave it to them.
 
-        Returns the batch size. Raises RecurringError where the store's runs are of the other kind: emulated, measured.
+        Returns its number in the store. Raises RecurringError where the store's runs are of the other kind (emulated or
+        measured).
         """
         self._optimizer.check_kind(emulated)
         self._emulated = emulated
         if self._max_power_is_measured and max_power_w is not None:
             self._optimizer.use_max_power(max_power_w)
-        return self.batch_size
+        return self._optimizer.open_run(self.batch_size)
 
     def resume(self, run_id: int | None, batch_size: int) -> int:
         """Go on with an earlier suggestion instead of this one; its batch size."""

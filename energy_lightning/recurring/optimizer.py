@@ -207,14 +207,15 @@ class BatchSizeOptimizer:
     def adopt(self, run_id: int | None, batch_size: int) -> None:
         """Go on with a run that was suggested earlier, e.g. to a process that was stopped and resumes.
 
-        Where the store does not hold it any more, or it has reported, a new run of that size is open instead.
+        A report that it ended without its target is taken back. Where the store does not hold it any more, or it has
+        reached its target, a new run of that size is open instead.
         """
         self._check_arm(batch_size)
         lease_end_s = self._clock() + self.settings.lease_s
         with self._store.changing() as connection:
             known = [run for run in rows.read(connection) if (run.run_id, run.batch_size) == (run_id, batch_size)]
-            if known and known[0].state != "done":
-                rows.renew(connection, known[0].run_id, lease_end_s)
+            if known and not known[0].reached_target:
+                rows.reopen(connection, known[0].run_id, lease_end_s)
                 self._open[known[0].run_id] = batch_size
             else:
                 self._open[rows.start(connection, batch_size, lease_end_s, None)] = batch_size

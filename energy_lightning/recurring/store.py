@@ -141,6 +141,15 @@ def renew(connection: sqlite3.Connection, run_id: int, lease_end_s: float) -> No
     )
 
 
+def reopen(connection: sqlite3.Connection, run_id: int, lease_end_s: float) -> None:
+    """A run goes on, also one that has reported that it ended without its target: that report is taken back."""
+    connection.execute(
+        "UPDATE runs SET state = 'running', lease_end_s = ?, energy_j = NULL, time_s = NULL, finished = NULL "
+        "WHERE run_id = ? AND NOT (state = 'done' AND reached_target)",
+        (lease_end_s, run_id),
+    )
+
+
 def close(connection: sqlite3.Connection, run_id: int) -> None:
     """A run that will not report is over now; nothing happens to one that has."""
     connection.execute("UPDATE runs SET state = 'dead' WHERE run_id = ? AND state != 'done'", (run_id,))

@@ -1,0 +1,137 @@
+"""RecurringJob under Lightning, with a checkpoint to resume from, and on two ranks (two threads)."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from recurring_trainings import NEEDED, POWER_W, JobTrainer, job
+
+import energy_lightning
+from energy_lightning.measure.testing import ScriptedDevice
+from energy_lightning.recurring import BatchSizeOptimizer, Run
+from energy_lightning.workload import Workload
+
+
+def runs(folder: Path) -> list[Run]:
+    return BatchSizeOptimizer.of_store(folder / "job.sqlite").runs()
+
+
+class Net(pl.LightningModule):
+    """Learns a line; its loss falls with every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.save_hyperparameters({"batch_size": 16, "lr": 0.05})
+        self.layer = torch.nn.Linear(4, 1)
+        self.seen: set[int] = set()
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        self.seen.add(len(batch))
+        return (self.layer(batch) - batch.sum(1, keepdim=True)).square().mean()
+
+    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        self.log("val_loss", (self.layer(batch) - batch.sum(1, keepdim=True)).square().mean())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), self.hparams["lr"])
+
+    def train_dataloader(self) -> Any:
+        return torch.utils.data.DataLoader(ROWS, batch_size=self.hparams["batch_size"])
+
+    def val_dataloader(self) -> Any:
+        return torch.utils.data.DataLoader(ROWS, batch_size=64)
+
+
+ROWS = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+
+
+def lightning_run(folder: Path, callback: Any, *, epochs: int, resumed: str | None = None) -> Net:
+    checkpoints = pl.callbacks.ModelCheckpoint(dirpath=folder, save_last=True, save_top_k=0)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        max_epochs=epochs,
+        default_root_dir=folder,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[callback, checkpoints],
+    )
+    net = Net()
+    trainer.fit(net, ckpt_path=resumed)
+    return net
+
+
+def test_lightning_makes_loaders_and_optimizers_of_what_is_set_and_resumes(tmp_path: Path) -> None:
+    def recurring(seed: int) -> Any:
+        return energy_lightning.RecurringJob(
+            [8, 16, 32],
+            default=16,
+            store=tmp_path / "job.sqlite",
+            monitor="val_loss",
+            target=0.05,
+            mode="min",
+            learning_rate="lr",
+            scaling="linear",
+            seed=seed,
+            beta=100.0,
+            workload=Workload.preset("llama3.2_1b_tp8", microbatch_size=4, sequence_length=2048),
+        )
+
+    first = recurring(0)
+    net = lightning_run(tmp_path / "first", first, epochs=40)
+    assert (net.seen, first.verdict, first.batch_size) == ({16}, "reached", 16)
+    second = recurring(1)
+    net = lightning_run(tmp_path / "second", second, epochs=1)
+    size = second.batch_size
+    assert net.seen == {size}
+    assert size in (8, 32)
+    assert net.optimizers().param_groups[0]["lr"] == pytest.approx(0.05 * size / 16)
+    assert second.verdict == "ended"
+    epoch_s = second.spent.time_s
+    assert [run.reached_target for run in runs(tmp_path)] == [True, False]
+    resumed = recurring(2)
+    lightning_run(tmp_path / "third", resumed, epochs=40, resumed=str(tmp_path / "second" / "last.ckpt"))
+    assert resumed.batch_size == size
+    done = [run for run in runs(tmp_path) if run.state == "done"]
+    assert [(run.run_id, run.batch_size, run.reached_target) for run in done] == [(1, 16, True), (2, size, True)]
+    assert done[1].time_s > 5 * epoch_s  # the first epoch counts, and is not reported twice
+    assert BatchSizeOptimizer.of_store(tmp_path / "job.sqlite").emulated
+
+
+def test_two_ranks_run_one_size_and_report_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    barrier, slots = threading.Barrier(2, timeout=20.0), [None, None]
+
+    def exchange(rank: int, value: Any) -> list[Any]:
+        slots[rank] = value
+        barrier.wait()
+        values = list(slots)
+        barrier.wait()
+        return values
+
+    for module in ("batch_size", "callbacks.shared_device"):
+        monkeypatch.setattr(
+            f"energy_lightning.{module}.gather_objects", lambda trainer, own: exchange(trainer.global_rank, own)
+        )
+    trainers = []
+    for rank in range(2):
+        device = ScriptedDevice()
+        device.uuid = f"GPU-{rank}"
+        trainer = JobTrainer(device, [job(tmp_path, device)])
+        trainer.world_size, trainer.global_rank, trainer.is_global_zero = 2, rank, rank == 0
+        trainer.strategy.broadcast = lambda value, rank=rank: exchange(rank, value)[0]
+        trainers.append(trainer)
+    threads = [threading.Thread(target=trainer.fit) for trainer in trainers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (run,) = runs(tmp_path)
+    assert (run.batch_size, run.reached_target, run.time_s) == (32, True, NEEDED[32])
+    assert run.energy_j == pytest.approx(2 * NEEDED[32] * POWER_W)
+    assert BatchSizeOptimizer.of_store(tmp_path / "job.sqlite").cost.max_power_w == 800.0
+    assert [trainer.global_step for trainer in trainers] == [NEEDED[32]] * 2
