@@ -23,7 +23,10 @@ def why_not(job: JobStrategy) -> str | None:
     if job.device.energy_source == "none":
         return f"{job.device.name} reports no energy"
     if not job.device.emulated and getattr(job, "partition_runner", None) is None:
-        return f"partitions cannot be run on {job.device.name} yet; time and energy of the steps are still measured"
+        return (
+            f"the workload is not that of the model that runs on {job.device.name}, so its partitions cannot be run; "
+            "time and energy of the steps are still measured"
+        )
     return None
 
 
