@@ -38,17 +38,18 @@ class Rules:
     def pieces(self, *, address: int, numel: int, item_bytes: int) -> Iterator[Piece]:
         """Pieces in order that cover a flat tensor exactly once, each within the rules once staged ones are padded.
 
-        `address` of the first element; `item_bytes` per element divides unit_bytes.
+        `address` of the first element decides only what is staged: ranks whose tensors lie differently make the same
+        calls with the same padded sizes. `item_bytes` per element divides unit_bytes.
         """
         unit = self.unit_bytes // item_bytes
         limit = self.limit_bytes // self.unit_bytes * unit
-        aligned = address % self.address_bytes == 0 and self.unit_bytes % self.address_bytes == 0
-        in_place = numel - numel % unit if aligned else 0
+        whole = numel - numel % unit
         if numel % unit and numel * item_bytes < self.small_bytes:
-            in_place = 0
-        for start in range(0, in_place, limit):
-            yield Piece(start, min(limit, in_place - start), False)
-        for start in range(in_place, numel, limit):
+            whole = 0
+        misaligned = address % self.address_bytes != 0 or self.unit_bytes % self.address_bytes != 0
+        for start in range(0, whole, limit):
+            yield Piece(start, min(limit, whole - start), misaligned)
+        for start in range(whole, numel, limit):
             yield Piece(start, min(limit, numel - start), True)
 
     def padded(self, numel: int, item_bytes: int) -> int:

@@ -55,6 +55,22 @@ def check_sums_of_parts_of_a_tensor(make: Make, device: str, group: dist.Process
     collectives.close()
 
 
+def check_parts_that_lie_differently_on_each_rank(make: Make, device: str, group: dist.ProcessGroup) -> None:
+    collectives = make(group)
+    factor = sum(rank + 1 for rank in range(collectives.size))
+    for dtype in FLOATS:
+        for numel in (64, 2003, 40_001):
+            start = 8 if collectives.rank else 1  # aligned on all ranks but the first
+            part = torch.zeros(start + numel, dtype=dtype, device=device)[start:]
+            part.copy_(pattern(numel, dtype, device, times=collectives.rank + 1))
+            gathered = collectives.all_gather(part).wait()
+            own = [pattern(numel, dtype, device, times=rank + 1) for rank in range(collectives.size)]
+            assert torch.equal(gathered, torch.cat(own)), (dtype, numel)
+            collectives.all_reduce(part).wait()
+            assert torch.equal(part, pattern(numel, dtype, device, times=factor)), (dtype, numel)
+    collectives.close()
+
+
 def check_means(make: Make, device: str, group: dist.ProcessGroup) -> None:
     collectives = make(group)
     size, rank = collectives.size, collectives.rank

@@ -81,12 +81,16 @@ class Algorithm:
         assert (nblocks == 0) == (nthreads_per_block == 0), "either at zero means both at their defaults"
         assert nthreads_per_block % 32 == 0
         assert nthreads_per_block <= 1024
+        self._same_everywhere(self.name, input_size, output_size, dtype, nblocks, nthreads_per_block)
         if self.failing_with:
             return self.failing_with
         source = tensor_at(input_buffer, input_size, getattr(torch, dtype))
         output = tensor_at(output_buffer, output_size, getattr(torch, dtype))
         (self._reduce if self.collective == "allreduce" else self._gather)(source, output, op, nblocks)
         return 0
+
+    def _same_everywhere(self, *call: Any) -> None:
+        assert exchange(call, self._group) == [call] * dist.get_world_size(self._group), "the ranks make other calls"
 
     def _reduce(self, source: Tensor, output: Tensor, op: Any, nblocks: int) -> None:
         assert op is SUM

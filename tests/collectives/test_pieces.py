@@ -23,6 +23,8 @@ def test_every_element_once_and_within_the_rules(
     pieces = list(rules.pieces(address=address, numel=numel, item_bytes=item_bytes))
     covered = [index for piece in pieces for index in range(piece.start, piece.start + piece.numel)]
     assert covered == list(range(numel))
+    elsewhere = rules.pieces(address=0, numel=numel, item_bytes=item_bytes)
+    assert [(p.start, p.numel) for p in pieces] == [(p.start, p.numel) for p in elsewhere], "ranks make other calls"
     for piece in pieces:
         if piece.staged:
             size_bytes = rules.padded(piece.numel, item_bytes) * item_bytes
