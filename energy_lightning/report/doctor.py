@@ -16,6 +16,7 @@ from energy_lightning.types import DeviceMode, EnergySource
 if TYPE_CHECKING:
     from energy_lightning.collectives import CollectivesChoice
 
+_PERMITTED = {True: "yes", False: "no", None: "not asked"}
 _MODES: dict[DeviceMode, str] = {"full": "full control", "measure-only": "measuring only", "time-only": "time only"}
 
 
@@ -133,8 +134,9 @@ def _gpu_table(gpu: GpuFacts) -> Table:
         "SM clocks": "not listed by the driver" if gpu.clocks_mhz is None else "{} to {} MHz".format(*gpu.clocks_mhz),
         "power limit": _limit(gpu),
         "temperature": "not told" if gpu.temperature_c is None else f"{gpu.temperature_c:.0f} C",
-        "lock clocks": _permitted(gpu.can_lock_frequency, gpu.control),
-        "set power limit": _permitted(gpu.can_set_power_limit, gpu.control),
+        "lock SM clocks": _PERMITTED[gpu.can_lock_frequency],
+        "set power limit": _PERMITTED[gpu.can_set_power_limit],
+        "control": gpu.control or "nothing is missing",
         "model of it": gpu.model or "none packaged: searches start without expectations",
     }
     if gpu.left_behind:
@@ -159,11 +161,6 @@ def _limit(gpu: GpuFacts) -> str:
         return "none"
     settable = gpu.power_limit_range_w
     return f"{gpu.power_limit_w:g} W" + (f", {settable[0]:g} to {settable[1]:g} W" if settable is not None else "")
-
-
-def _permitted(allowed: bool | None, control: str) -> str:
-    word = {True: "yes", False: "no", None: "not asked"}[allowed]
-    return f"{word}, {control}" if control else word
 
 
 def _collectives_table(found: Examination) -> Table:

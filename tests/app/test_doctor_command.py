@@ -105,7 +105,7 @@ def test_full_control_is_said_with_what_there_is(tmp_path: Path, capsys: pytest.
         "counter, moves every 100 ms",
         "210 to 1410 MHz",
         "350 W, 100 to 400 W",
-        "yes, through NVML",
+        "lock SM clocks yes set power limit yes control through NVML",
         "Mode: full control",
         "Collectives: nccl4py 2.31, honours the SM counts",
     ):
