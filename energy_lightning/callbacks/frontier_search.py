@@ -130,7 +130,7 @@ class FrontierSearch:
         repeated = [known for known in self.store.measurements().values() if known.valid and known.num_repeats > 1]
         if repeated:
             time = statistics.median(known.time_std_s / known.time_s for known in repeated)
-            text = f"{len(repeated)} repeated ones spread by {time:.1%} in time"
+            text = f"repeats (of {len(repeated)}) spread by {time:.1%} in time"
             energies = [known.energy_std_j / known.energy_j for known in repeated if known.energy_j]
             texts.append(text + (f", {statistics.median(energies):.1%} in energy" if energies else ""))
         return ", ".join(texts)

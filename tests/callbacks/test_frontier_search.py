@@ -170,3 +170,18 @@ def test_a_measurement_without_energy_is_not_asked_again(path: Path) -> None:
         search.tell(config, Measurement(time_s=1.0, energy_j=None, source="emulated"))
     following = [config for _, config in search.ask(200)]
     assert set(following).isdisjoint(config for _, config in requests)
+
+
+def test_how_warm_the_gpu_was_and_how_far_repeats_lie_apart_is_told(path: Path) -> None:
+    search, _, _ = make(path)
+    assert search.conditions() == ""
+    (_, first), (_, second) = search.ask(2)
+    for config, time_s, energy_j, temperature_c in (
+        (first, 1.0, 100.0, 45.0),
+        (first, 1.1, 100.0, 62.4),
+        (second, 1.0, 100.0, None),
+    ):
+        measured = Measurement(time_s=time_s, energy_j=energy_j, source="emulated", temperature_c=temperature_c)
+        search.tell(config, measured)
+    # 1.0 and 1.1: standard deviation 0.0707, mean 1.05
+    assert search.conditions() == "at 45 to 62 C, repeats (of 1) spread by 6.7% in time, 0.0% in energy"

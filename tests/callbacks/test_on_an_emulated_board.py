@@ -26,7 +26,6 @@ from energy_lightning.device.host import Host
 from energy_lightning.device.nvidia import NvidiaDevice
 from energy_lightning.device.nvml_emulator import EmulatedBoard, NvmlEmulator
 from energy_lightning.device.watchdog_process import WatchdogPipe
-from energy_lightning.measure import CallableRunner
 from energy_lightning.types import PhasePlan, Plan, Schedule
 from energy_lightning.workload import Partition
 
@@ -58,13 +57,18 @@ class Board(NvidiaDevice):
     def run_iteration_end(self, phase_plan: PhasePlan) -> None:
         self.wait(0.2)
 
-    def runner(self) -> CallableRunner:
-        """Partitions that take RUN_S at 1410 MHz, more at lower clocks."""
 
-        def make(partition: Partition, schedule: Schedule | None) -> Any:
-            return lambda: self.wait(RUN_S * 1410 / self.nvml.state(0).sm_mhz)
+class Runner:
+    """Partitions that take RUN_S at 1410 MHz, more at lower clocks."""
 
-        return CallableRunner(make)
+    def __init__(self, device: Board) -> None:
+        self.device = device
+
+    def prepare(self, partition: Partition, schedule: Schedule | None) -> Callable[[int], None]:
+        return lambda count: self.device.wait(count * RUN_S * 1410 / self.device.nvml.state(0).sm_mhz)
+
+    def release(self) -> None:
+        """Nothing was prepared."""
 
 
 @pytest.fixture
@@ -89,7 +93,7 @@ def open_board(tmp_path: Path) -> Iterator[Any]:
 
 def trainer_on(device: Board, folder: Path, plan: Plan | None = None, **options: Any) -> FakeTrainer:
     strategy: Any = FakeStrategy(folder, workload=WORKLOAD)
-    strategy.device, strategy.partition_runner = device, device.runner()
+    strategy.device, strategy.partition_runner = device, Runner(device)
     if plan is not None:
         strategy.plan = strategy.applied_plan = plan
     callbacks = [
