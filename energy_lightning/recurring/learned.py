@@ -127,6 +127,7 @@ def posterior(view: View, prior: Prior) -> tuple[Floats, Floats]:
 def noise_by_arm(view: View, prior: Prior) -> Floats:
     """(a,) variance of log cost within an arm; of an arm without repeats that of all arms.
 
+    Arms differ in their variance, so many repeats of one tell little of the others: each counts for at most `arm_runs`.
     Runs of one arm under different power limits are no repeats of each other.
     """
     arm, y = _observed(view)
@@ -137,7 +138,9 @@ def noise_by_arm(view: View, prior: Prior) -> Floats:
         repeats = y[cell == one]
         squares[one % len(view.batch_sizes)] += ((repeats - repeats.mean()) ** 2).sum()
         freedom[one % len(view.batch_sizes)] += len(repeats) - 1
-    pooled = (prior.noise_runs * prior.noise**2 + squares.sum()) / (prior.noise_runs + freedom.sum())
+    weight = np.minimum(freedom, prior.arm_runs)
+    own = np.divide(squares, freedom, out=np.zeros_like(squares), where=freedom > 0)
+    pooled = (prior.noise_runs * prior.noise**2 + weight @ own) / (prior.noise_runs + weight.sum())
     by_arm: Floats = (prior.arm_runs * pooled + squares) / (prior.arm_runs + freedom)
     return by_arm
 

@@ -148,11 +148,21 @@ def test_the_variance_of_cost_is_learned_for_all_arms_and_for_each() -> None:
         y = arm + np.where(arm == 3, 3.0, 1.0) * spread * rng.normal(size=400)
         outcomes = [Outcome(arm=int(a), cost=float(np.exp(v)), reached=True) for a, v in zip(arm, y, strict=True)]
         view = View(batch_sizes=tuple(ARMS), default=2, outcomes=outcomes)
-        squares = np.array([79 * y[arm == one].var(ddof=1) for one in range(5)])
-        pooled = (4 * 0.1**2 + squares.sum()) / (4 + 395)
+        own = np.array([y[arm == one].var(ddof=1) for one in range(5)])
+        pooled = (4 * 0.1**2 + 4 * own.sum()) / (4 + 20)
         found = learned_policy.noise_by_arm(view, prior)
-        assert found == pytest.approx((4 * pooled + squares) / (4 + 79))
+        assert found == pytest.approx((4 * pooled + 79 * own) / (4 + 79))
         assert found[3] == pytest.approx((3 * spread) ** 2, rel=0.4)
+
+
+def test_many_equal_repeats_of_one_size_leave_the_others_uncertain() -> None:
+    """Else one unlucky run of another size would be believed for ever."""
+    outcomes = [Outcome(arm=1, cost=100.0, reached=True)] * 80 + [Outcome(arm=2, cost=105.0, reached=True)]
+    noise = learned_policy.noise_by_arm(
+        View(batch_sizes=tuple(ARMS), default=1, outcomes=outcomes), learned_policy.Prior()
+    )
+    assert noise[1] < 0.02**2
+    assert noise[2] > 0.05**2
 
 
 def test_runs_under_different_limits_are_no_repeats() -> None:
