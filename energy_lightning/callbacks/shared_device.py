@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from energy_lightning.callbacks.job import job_of
 from energy_lightning.callbacks.monitored import ClockOnly, Monitored, choose_monitored
-from energy_lightning.device import Device
+from energy_lightning.device import Device, open_device
 from energy_lightning.workload import Workload
 
 T = TypeVar("T")
@@ -35,21 +36,32 @@ class DeviceChoice:
         return cls(device=device, workload=shape, gpu=gpu)
 
     def open(self, trainer: Any, owner: Any) -> Monitored:
-        """The device for `owner`, one of the trainer's callbacks. To be called once all have seen on_train_start."""
-        job = job_of(trainer)
+        """The device for `owner`, one of the trainer's callbacks, once all have seen on_train_start. Collective.
+
+        Raises DeviceError for a device asked for by name that cannot be opened.
+        """
+        job_id = trainer.strategy.broadcast(secrets.token_hex(8))  # ranks of one job may share a GPU, others may not
+        job, root = job_of(trainer), trainer.strategy.root_device
         own = None if job is None else job.device
-        if self.device is None and own is None:
+        if self.device is None and own is not None:
+            return Monitored(own)
+        if self.device is None or isinstance(self.device, str):
             for other in trainer.callbacks:
                 found = getattr(other, "monitored", None)
                 if other is not owner and isinstance(found, Monitored) and not isinstance(found.device, ClockOnly):
                     return replace(found, owned=False, driven=False, note="")
-        return choose_monitored(
-            self.device,
-            own,
-            trainer.strategy.root_device,
-            workload=self.workload,
+        if isinstance(self.device, str) and self.device not in ("auto", "emulated"):
+            return Monitored(self._open_named(self.device, trainer.local_rank, root, job_id), owned=True)
+        return choose_monitored(self.device, own, root, workload=self.workload, gpu=self.gpu, clock_s=time.perf_counter)
+
+    def _open_named(self, name: str, local_rank: int, root: Any, job_id: str) -> Device:
+        """Where torch has no CUDA, the GPU of the rank's number among the visible ones."""
+        return open_device(
+            name,
             gpu=self.gpu,
-            clock_s=time.perf_counter,
+            workload=self.workload,  # type: ignore[arg-type]  # a real GPU needs none
+            torch_device=root if root.type == "cuda" else local_rank,
+            job=job_id,
         )
 
 
