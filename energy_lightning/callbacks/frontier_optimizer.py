@@ -19,7 +19,7 @@ from energy_lightning.callbacks.frontier_search import FrontierSearch, SearchSet
 from energy_lightning.callbacks.job import JobStrategy, clock_is_controlled, job_of, on_rank_zero, say
 from energy_lightning.callbacks.priors import namesake
 from energy_lightning.callbacks.spaces import partition_tasks
-from energy_lightning.device import Device, device_facts, measure_switch_time_s
+from energy_lightning.device import Device, device_facts, has_emulated_figures, measure_switch_time_s
 from energy_lightning.frontier import FrontierPoint
 from energy_lightning.measure import AppendLog, MeasurementStore, Request, run_hash, save_plan
 from energy_lightning.search import BatchSizes, Finding
@@ -186,7 +186,7 @@ class FrontierOptimizerMixin:
             num_microbatches=workload.num_microbatches,
             static_power_w=device.static_power_w,
             switch_time_s=device.switch_time_s if self._switch_time_s is None else self._switch_time_s,
-            emulated=device.emulated,
+            emulated=has_emulated_figures(device),
             clock_locked=self.clock_controlled,
         )
         tasks = partition_tasks(workload, device, frequencies_mhz=self._frequencies_mhz, locked=self.clock_controlled)

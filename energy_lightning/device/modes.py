@@ -35,3 +35,8 @@ def device_facts(device: Device) -> dict[str, str]:
     """The same for files: name, mode, mode_reason and energy_source."""
     names = ("name", "mode", "mode_reason", "energy_source")
     return {name: str(getattr(device, name)) for name in names}
+
+
+def has_emulated_figures(device: Device) -> bool:
+    """Whether its figures are a model's: an emulated device, or a real one's code on an emulated NVML."""
+    return device.emulated or bool(getattr(device, "emulated_hardware", False))

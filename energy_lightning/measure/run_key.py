@@ -9,6 +9,7 @@ from dataclasses import asdict
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from energy_lightning.device.modes import has_emulated_figures
 from energy_lightning.emulation import GPU
 from energy_lightning.types import MeasurementError
 
@@ -47,7 +48,7 @@ def describe_run(device: Device, workload: Workload, *, libraries: Iterable[str]
         **constants,
         **running,
         **limited,
-        "emulated": device.emulated,
+        "emulated": has_emulated_figures(device),
         "num_sms": device.num_sms,
         "workload": workload.key(),
         "versions": library_versions(libraries),

@@ -108,7 +108,7 @@ class MeasurementStore:
             **({} if self._described else {"run": self.run}),
             "partition": config.partition,
             "config": config.to_dict(),
-            "emulated": measurement.source == "emulated",
+            "emulated": measurement.source == "emulated" or bool(self.run.get("emulated")),
             **({} if self._mode is None else {"mode": self._mode()}),
             **values,
         }

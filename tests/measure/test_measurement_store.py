@@ -51,6 +51,12 @@ def test_a_row_says_what_the_device_permitted_when_it_was_measured(path: Path) -
     assert store_at(path).num_rows == 2
 
 
+def test_rows_from_an_emulated_board_say_so_whatever_their_source(path: Path) -> None:
+    store_at(path, {**RUN, "emulated": True}).add(CONFIG, MEASURED)
+    store_at(path, {**RUN, "emulated": False}).add(CONFIG, MEASURED)
+    assert [json.loads(line)["emulated"] for line in path.read_text().splitlines()] == [True, False]
+
+
 @pytest.mark.parametrize(
     "other",
     [

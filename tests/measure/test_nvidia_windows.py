@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from zeus.monitor.energy import ZeusMonitor
 
+from energy_lightning.device import has_emulated_figures
 from energy_lightning.device.host import Host
 from energy_lightning.device.nvidia import NvidiaDevice
 from energy_lightning.device.nvml_emulator import PERMISSIONS, Code, EmulatedBoard, NvmlEmulator
@@ -22,9 +23,10 @@ from energy_lightning.measure import (
     PowerSampler,
     WindowReading,
     WindowSettings,
+    describe_run,
     sum_over_gpus,
 )
-from energy_lightning.workload import Partition
+from energy_lightning.workload import Partition, Workload
 
 AAAA, BBBB = "GPU-aaaa0000-0000-0000-0000-000000000001", "GPU-bbbb0000-0000-0000-0000-000000000002"
 
@@ -109,6 +111,16 @@ def test_power_that_changes_is_integrated_by_the_trapezoid_rule(tmp_path: Path) 
             bench.time_s = time_s  # the board tells the power of the time up to now
             seen_s, energy_j = sampler.sample()
         assert (seen_s, energy_j) == (8.0, pytest.approx(550.0))
+
+
+def test_what_an_emulated_board_gives_is_described_as_emulated(tmp_path: Path) -> None:
+    with Bench(board()).nvml:
+        host = Host(environment={"XDG_STATE_HOME": str(tmp_path)}, torch=None)
+        device = NvidiaDevice(0, host=host)
+        run = describe_run(device, Workload.preset("bert_base"))
+        assert (device.emulated, has_emulated_figures(device), run["emulated"]) == (False, True, True)
+        assert run["gpu"] == "A100-SXM4-40GB (emulated NVML)"
+        assert "gpu_constants" not in run
 
 
 def test_neither_counter_nor_power_is_no_energy_with_a_reason(tmp_path: Path) -> None:
