@@ -152,12 +152,42 @@ class FittedLaw:
             leverage = leverage + self.correction.leverage(self._expanded(runs))
         return np.asarray(student_t.ppf((1.0 + level) / 2.0, self.degrees) * self.spread * np.sqrt(1.0 + leverage))
 
+    def times(self, log_factor: float) -> FittedLaw:
+        """This law for energies exp(log_factor) times as large."""
+        factor, coefficients = float(np.exp(log_factor)), self.regression.coefficients.copy()
+        if self.kind == "mechanistic":
+            prices = {name: price * factor for name, price in self.prices.items()}
+            return replace(self, prices=prices, regression=replace(self.regression, coefficients=coefficients * factor))
+        coefficients[self.regression.names.index("intercept")] += log_factor
+        return replace(self, regression=replace(self.regression, coefficients=coefficients))
+
     def shares(self, runs: Runs) -> Columns:
         """Share of each kind of work in R, (n,) each, adding up to 1."""
         terms = _terms(runs, self.kind)
         parts = {name: price * terms[name] for name, price in self.prices.items() if price > 0.0}
         total = sum(parts.values())
         return {name: part / total for name, part in parts.items()}
+
+
+def fit_shared_law(
+    runs: Runs, energy_j: Floats, groups: Mapping[str, np.ndarray], kind: Kind, correction: Correction
+) -> dict[str, FittedLaw]:
+    """One law for several GPU models together, each with a factor of its own: name -> law. `groups`: its rows.
+
+    Law and factors are fitted in turn. For few runs: what one GPU model's runs cannot tell the others' do.
+    """
+    offset = np.zeros(len(runs))
+    for rows in groups.values():
+        offset[rows] = np.log(energy_j[rows] / runs.flops[rows]).mean()
+    offset -= offset.mean()
+    law = fit_law(runs, energy_j * np.exp(-offset), kind, "none")
+    for _ in range(_ROUNDS):
+        left = np.log(energy_j) - law.log_energy(runs)
+        for rows in groups.values():
+            offset[rows] = np.median(left[rows])
+        law = fit_law(runs, energy_j * np.exp(-offset), kind, "none")
+    law = fit_law(runs, energy_j * np.exp(-offset), kind, correction)
+    return {name: law.times(float(offset[rows[0]])) for name, rows in groups.items()}
 
 
 def fit_law(runs: Runs, energy_j: Floats, kind: Kind, correction: Correction) -> FittedLaw:

@@ -142,8 +142,40 @@ def test_each_gpu_model_has_its_law() -> None:
     assert model.predict(REST.assign(gpu_model="slow")) == pytest.approx(alone.predict(REST))
     with pytest.raises(PredictionError, match="no law for gpu_model 'new'; fitted: slow, fast"):
         model.predict(REST.assign(gpu_model="new"))
-    with pytest.raises(PredictionError, match="GPU model b has 3 runs"):
-        FineTuningEnergy().fit(LEARN.assign(gpu_model=["a"] * 207 + ["b"] * 3), LEARN.energy_j)
+
+
+@pytest.mark.parametrize("law", ["roofline", "published", "mechanistic"])
+def test_a_gpu_model_with_few_runs_shares_the_law_but_for_a_factor(law: str) -> None:
+    few = runs(5, seed=8)
+    both = pd.concat([LEARN.assign(gpu_model="slow"), few.assign(gpu_model="fast", energy_j=few.energy_j / 3.0)])
+    with pytest.warns(FallbackWarning, match=r"share a law with the others but for a factor: fast \(5\)"):
+        model = FineTuningEnergy(law=law).fit(both, both.energy_j)
+    assert "fast (5)" in model.notes_[-1]
+    slow, fast = (model.predict(REST.assign(gpu_model=name)) for name in ("slow", "fast"))
+    alone = FineTuningEnergy(law=law).fit(LEARN, LEARN.energy_j)
+    assert slow == pytest.approx(alone.predict(REST))
+    worse = mape_pct(REST.energy_j, slow) + (6.0 if law == "roofline" else 20.0)
+    assert mape_pct(REST.energy_j / 3.0, fast) < worse
+    if law != "published":
+        assert model.explain(REST.assign(gpu_model="fast")).sum(axis=1).to_numpy() == pytest.approx(fast)
+
+
+def test_noisy_runs_on_two_gpu_models_are_predicted_well_enough() -> None:
+    """160 emulated runs, single, tp and fsdp, two GPU models, 10% noise in energy, 3% in speed-ups."""
+    rng = np.random.default_rng(0)
+    tables = [pd.DataFrame(emulated_sweep(random_runs(80, s), GPU.load(n))) for s, n in ((1, "rtx2080ti"), (2, "a40"))]
+    table = pd.concat(tables, ignore_index=True)
+    table["energy_j"] *= np.exp(0.1 * rng.normal(size=len(table)))
+    table["speedup"] *= np.where(table.num_gpus > 1, np.exp(0.03 * rng.normal(size=len(table))), 1.0)
+    order = rng.permutation(len(table))
+    learn, rest = table.iloc[order[:112]], table.iloc[order[112:]]
+    for columns in (table.columns, table.columns.drop("speedup")):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", OutOfRangeWarning)
+            predicted = FineTuningEnergy().fit(learn[columns], learn.energy_j).predict(rest[columns])
+        left = ((rest.energy_j - predicted) ** 2).sum() / ((rest.energy_j - rest.energy_j.mean()) ** 2).sum()
+        assert 1.0 - left > 0.93
+        assert mape_pct(rest.energy_j, predicted) < 15.0
 
 
 def test_speedup_laws_stand_in_for_the_column() -> None:
