@@ -113,6 +113,31 @@ def test_a_rank_whose_clock_is_capped_makes_all_of_them_try_again() -> None:
     assert b.invalid_reason == "unreachable: asked for 1410 MHz, seen 1200 MHz (sw_power_cap)"
 
 
+def test_a_void_reading_on_one_rank_makes_all_of_them_measure_again() -> None:
+    def breaks(rank: int, runner: CollectiveRunner) -> None:
+        prepare = runner.prepare
+
+        def prepare_with_a_reset(partition: Partition, schedule: Schedule | None) -> Callable[[int], None]:
+            run = prepare(partition, schedule)
+
+            def run_and_reset(num_runs: int) -> None:
+                run(num_runs)
+                if rank == 1 and len(runner.counts) == 3:  # the first window
+                    runner._device.reset_counter()
+
+            return run_and_reset
+
+        runner.prepare = prepare_with_a_reset  # type: ignore[method-assign]
+
+    (_, first, a), (_, second, b) = measure_on_two_ranks((ScriptedDevice(), ScriptedDevice()), breaks=breaks)
+    assert isinstance(a, Measurement)
+    assert isinstance(b, Measurement)
+    assert a.valid
+    assert b.valid
+    assert first.counts == second.counts
+    assert len(first.counts) == 2 * 3  # two attempts of two warm-ups and a window
+
+
 def test_what_fails_on_one_rank_is_raised_on_both() -> None:
     def breaks(rank: int, runner: CollectiveRunner) -> None:
         def refuse(partition: Partition, schedule: Schedule | None) -> Any:
