@@ -59,6 +59,8 @@ class HardwareGuard:
         start_watchdog: makes a `WatchdogPipe`; None: starts the watchdog process.
 
     A forked child has no part in its parent's guard: there, `restore` and `close` do nothing and changes are refused.
+    Not covered: a lock of the SM clock that somebody set before or since (NVML cannot tell it; a power limit is told
+    and left), and jobs of other users, whose state directory is another one.
     """
 
     def __init__(

@@ -59,9 +59,10 @@ class Lease:
             if record is None or record.job != self._job:
                 raise LeaseError(_refusal(self.state, record))
         if record is None or not record.holders:
-            left = () if record is None else record.undo  # what could not be repaired stays to be given back
-            now = datetime.now(UTC).isoformat(timespec="seconds")
-            record = GpuRecord(self._job, now, boot_id(), undo=left, zeusd_socket=self._control.zeusd_socket)
+            new = self._new_record()
+            if record is not None:  # what could not be repaired stays to be given back, the way it was set
+                new = replace(new, undo=record.undo, zeusd_socket=new.zeusd_socket or record.zeusd_socket)
+            record = new
         try_lock(descriptor, fcntl.LOCK_SH)
         self.state.write(replace(record, holders=(*record.holders, self._holder)))
 
@@ -110,8 +111,11 @@ class Lease:
         record = self.state.read()
         if record is not None and self._holder in record.holders:
             return record
-        now = datetime.now(UTC).isoformat(timespec="seconds")  # somebody cleared the folder
-        return GpuRecord(self._job, now, boot_id(), (self._holder,), zeusd_socket=self._control.zeusd_socket)
+        return replace(self._new_record(), holders=(self._holder,))  # somebody cleared the folder
+
+    def _new_record(self) -> GpuRecord:
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        return GpuRecord(self._job, now, boot_id(), zeusd_socket=self._control.zeusd_socket)
 
     def _is_alone(self) -> bool:
         if self._descriptor is None:

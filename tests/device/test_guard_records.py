@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from zeusd_stand_in import zeusd
 
 from energy_lightning.device.lease import Lease, LeaseError, end_holder, repair_all
 from energy_lightning.device.nvml_emulator import Code, EmulatedBoard, NvmlEmulator
@@ -123,6 +125,21 @@ def test_what_cannot_be_given_back_names_the_command(nvml: NvmlEmulator) -> None
         GpuControl().apply(CLOCK)
     with pytest.raises(AbsentGpuError):
         GpuControl().apply(Undo("GPU-elsewhere", "sm_clock", None))
+
+
+def test_what_was_set_through_zeusd_is_repaired_through_it(tmp_path: Path, nvml: NvmlEmulator) -> None:
+    set_up(nvml)
+    nvml.permit(0)  # this process may set nothing itself
+    with tempfile.TemporaryDirectory(prefix="zeusd") as folder:  # paths of Unix sockets must be short
+        socket = Path(folder) / "zeusd.sock"
+        state = GpuState(tmp_path, "GPU-a")
+        state.write(GpuRecord("job one", "since", boot_id(), ("1-a",), (CLOCK, LIMIT), str(socket)))
+        Lease(state, holder="2-b", job="job two", control=GpuControl()).release()
+        assert f"zeusd at {socket}: Cannot reach Zeusd" in state.said[0]
+        assert is_set(nvml) == ((1005, 1005), 300.0)
+        with zeusd(nvml, socket):
+            Lease(state, holder="3-c", job="job three", control=GpuControl()).release()
+        assert is_set(nvml) == (None, 250.0)
 
 
 # records
