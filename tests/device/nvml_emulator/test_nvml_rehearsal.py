@@ -68,8 +68,8 @@ def test_ctrl_c_is_left_to_the_command() -> None:
         pynvml.nvmlInit()
         gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
         pynvml.nvmlDeviceSetGpuLockedClocks(gpu, 900, 900)
-        print("locked", flush=True)
         try:
+            print("locked", flush=True)
             time.sleep(60)
         except KeyboardInterrupt:
             time.sleep(0.5)

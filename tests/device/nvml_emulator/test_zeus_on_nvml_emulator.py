@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import queue
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,10 +12,11 @@ import pynvml
 import pytest
 from manual_clock import ManualClock
 
-from energy_lightning.device.nvml_emulator import Code, EmulatedBoard, NvmlEmulator, NvmlServer
+from energy_lightning.device.nvml_emulator import Code, EmulatedBoard, NvmlEmulator
 
 zeus_gpu = pytest.importorskip("zeus.device.gpu")
 zeus_energy = pytest.importorskip("zeus.monitor.energy")
+zeus_power = pytest.importorskip("zeus.monitor.power")
 zeus_power_limit = pytest.importorskip("zeus.optimizer.power_limit")
 
 PASCAL = 4  # nvmlDeviceArchitecture_t: the last one without an energy counter
@@ -104,31 +105,28 @@ def test_power_and_temperature_of_each_gpu(nvml: NvmlEmulator, clock: ManualCloc
         gpus.get_average_memory_power_usage(0)
 
 
-@pytest.mark.slow
-def test_an_old_board_is_measured_by_its_power() -> None:
-    """Zeus polls from processes that it spawns; they reach the same board. Closed form: 200 W x time.
-
-    Zeus drops readings equal to the one before, so the sensor has some noise, as real ones do; and it integrates from
-    the first reading in the window to the last, so it misses up to two refreshes and polls.
-    """
-    code = """
-import time, zeus.monitor.energy as energy
-if __name__ == "__main__":
-    energy.sync_execution_fn = lambda *a, **k: None
-    zeus = energy.ZeusMonitor(cpu_indices=[])
-    assert zeus.power_monitor is not None
-    zeus.begin_window("w")
-    time.sleep(0.6)
-    result = zeus.end_window("w")
-    print(result.total_energy / result.time)
-    zeus.power_monitor.stop()
-"""
-    board = EmulatedBoard(gpu="v100", architecture=PASCAL, has_counter=False, power_noise_w=1.0, counter_refresh_s=0.02)
-    with NvmlServer([board]) as server:
-        server.hold_power(0, 200.0)
-        done = subprocess.run([sys.executable, "-c", code], env=server.environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert 0.75 * 200.0 < float(done.stdout.splitlines()[-1]) < 1.01 * 200.0
+def test_an_old_board_is_polled_for_its_power(clock: ManualClock) -> None:
+    """Zeus's own polling loop, in a thread here and in a process there, sees each power that the board draws."""
+    readings: queue.Queue[Any] = queue.Queue()
+    ready, stop = threading.Event(), threading.Event()
+    with NvmlEmulator([EmulatedBoard(gpu="v100", architecture=PASCAL, has_counter=False)], now_s=clock) as nvml:
+        gpus = zeus_gpu.get_gpus(ensure_homogeneous=True)
+        assert not gpus.supports_get_total_energy_consumption(0)
+        with pytest.raises(zeus_gpu.ZeusGPUNotSupportedError):
+            gpus.get_total_energy_consumption(0)
+        instant = zeus_power.PowerDomain.DEVICE_INSTANT
+        arguments = (instant, [0], readings, ready, stop, 0.001)
+        poller = threading.Thread(target=zeus_power._domain_polling_process, args=arguments)
+        poller.start()
+        try:
+            readings.get(timeout=30.0)  # idle
+            for power_w in (200.0, 120.0, 250.0):
+                nvml.hold_power(0, power_w)
+                clock.time_s += 1.0
+                assert readings.get(timeout=30.0).power_mw == 1e3 * power_w
+        finally:
+            stop.set()
+            poller.join()
 
 
 # which GPUs
