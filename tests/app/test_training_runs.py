@@ -43,6 +43,7 @@ def test_a_sweep_over_two_ranks_with_an_unreachable_budget(tmp_path: Path) -> No
     assert [name for name in FILES if not (good / name).is_file()] == [], done.stdout + done.stderr
     summary = summary_of(good)
     assert (summary["status"], summary["emulated"], summary["rehearsed"]) == ("completed", True, True)
+    assert summary["mode"] == "full"
     rows = {row["label"]: row for row in summary["comparison"]}
     assert set(rows) == {"max frequency", "frequency only", "nanobatching only", "kareus"}
     assert rows["kareus"]["time_s"] <= 10.0
