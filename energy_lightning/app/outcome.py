@@ -11,6 +11,7 @@ from rich.console import Console
 
 import energy_lightning
 from energy_lightning.app.folder import RunFolder
+from energy_lightning.device import has_emulated_figures
 from energy_lightning.frontier import FrontierPoint
 from energy_lightning.report import ComparisonRow, FrontierPicture, draw_frontier, draw_search, print_comparison
 from energy_lightning.search import Finding
@@ -82,7 +83,7 @@ class OutcomeRecorder(Callback):
         device, workload = strategy.device, strategy.workload
         self.outcome = RunOutcome(
             device=None if device is None else device.name.removesuffix(EMULATED_SUFFIX),
-            emulated=device is not None and device.emulated,
+            emulated=device is not None and has_emulated_figures(device),
             mode=None if device is None else device.mode,
             workload=None if workload is None else workload.key(),
             rehearsed=strategy.rehearsing,
