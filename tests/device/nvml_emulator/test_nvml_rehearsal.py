@@ -29,32 +29,18 @@ for call in (
         outcomes.append("done")
     except pynvml.NVMLError as error:
         outcomes.append(type(error).__name__.removeprefix("NVMLError_"))
-print(*outcomes)
+print(*outcomes, flush=True)
 if len(sys.argv) > 1:
     os.kill(os.getpid(), int(sys.argv[1]))
 """
 
 
-def rehearse(*options: str, signal: str | None = None) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "energy_lightning.device.nvml_emulator",
-        *options,
-        "--",
-        sys.executable,
-        "-c",
-        CHILD,
-    ]
-    return subprocess.run([*command, *filter(None, [signal])], capture_output=True, text=True, timeout=60)
-
-
-def test_a_refusal_half_way_and_a_death() -> None:
-    options = ("--gpus=2", "--gpu=a40", "--load=0.5", "--refuse-after=1", "--power-limit=250", "--permissions=sm_clock")
-    done = rehearse(*options, signal="9")
-    assert done.returncode == 128 + 9
-    assert done.stdout.splitlines() == ["NVIDIA A40 50", "done NoPermission NoPermission done"]
-    before, after = done.stderr.split("EMULATED NVML: ")[1:]
+def test_a_refusal_half_way_and_a_death(capfd: pytest.CaptureFixture[str]) -> None:
+    options = ["--gpus=2", "--gpu=a40", "--load=0.5", "--refuse-after=1", "--power-limit=250", "--permissions=sm_clock"]
+    assert main([*options, "--", sys.executable, "-c", CHILD, "9"]) == 128 + 9
+    said = capfd.readouterr()
+    assert said.out.splitlines() == ["NVIDIA A40 50", "done NoPermission NoPermission done"]
+    before, after = said.err.split("EMULATED NVML: ")[1:]
     assert before.splitlines()[0] == "2 x NVIDIA A40; nothing below is measured"
     assert before.count("clocks not locked, limit 250 W, 0 control calls") == 2
     assert "locked to 900-900 MHz, limit 250 W, 3 control calls" in after.splitlines()[2]
