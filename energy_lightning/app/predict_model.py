@@ -93,7 +93,10 @@ class EnergyModel:
         return gpu_s / table["num_gpus"].to_numpy(dtype=float)
 
     def apart_j(self, seed: int = 0) -> Any:
-        """(n,) joules that each row is predicted by a fit to other rows, in 5 folds; NaN with fewer than 15 rows."""
+        """(n,) joules that each row is predicted by a fit to other rows, in 5 folds; NaN with fewer than 15.
+
+        NaN too for a GPU model's only row.
+        """
         n = len(self.table)
         if n < 3 * _FOLDS:
             return np.full(n, np.nan)
@@ -102,8 +105,13 @@ class EnergyModel:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", PredictionWarning)  # the fit to all rows has told what there is to tell
             for fold in range(_FOLDS):
-                learn = self._estimator().fit(inputs[folds != fold], self.energy_j[folds != fold])
-                result[folds == fold] = learn.predict(inputs[folds == fold])
+                learn, rest = inputs[folds != fold], folds == fold
+                fitted = self._estimator().fit(learn, self.energy_j[folds != fold])
+                if "gpu_model" in learn:  # one that has no other run cannot be predicted by others
+                    unknown = rest & ~inputs["gpu_model"].isin(learn["gpu_model"]).to_numpy()
+                    result[unknown], rest = np.nan, rest & ~unknown
+                if rest.any():
+                    result[rest] = fitted.predict(inputs[rest])
         return result
 
     def words(self) -> str:

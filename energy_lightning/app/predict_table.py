@@ -70,9 +70,11 @@ def numbers_of(table: Any, column: str, *, may_miss: bool = False) -> Any:
     bad = values.isna() & table[column].notna() if may_miss else values.isna()
     if bad.any():
         row = int(bad.to_numpy().argmax())
+        value = table[column].iloc[row]
+        shown = "nothing" if pandas.isna(value) else repr(value)
         raise PredictionError(
-            f"column {column} must hold numbers: row {row} has {table[column].iloc[row]!r} ({int(bad.sum())} such rows "
-            f"of {len(table)}); drop failed runs first"
+            f"column {column} must hold numbers: row {row} has {shown} ({int(bad.sum())} such rows of {len(table)}); "
+            "drop failed runs first"
         )
     return values
 

@@ -35,6 +35,7 @@ _ROUNDS = 8
 _FEWEST_FOR_LINEAR, _FEWEST_FOR_QUADRATIC = 30, 60
 _CLEARLY_LOWER = 0.95  # of the leave-one-out error: what products must reach to be used
 _LEAST_J = 1e-9
+_MOST_OFFSET = 6.0  # of ln E, of strategies and efficiency: a factor of 400
 
 
 def _terms(runs: Runs, kind: Kind) -> Columns:
@@ -238,6 +239,7 @@ def _fit_core(
         effects = [n for n in regression.names if n not in ("intercept", "ln R")]
         coefficient = dict(zip(regression.names, regression.coefficients, strict=True))
         offset = sum((coefficient[name] * design[name] for name in effects), np.zeros(len(y)))
+        offset = np.clip(offset, -_MOST_OFFSET, _MOST_OFFSET)  # rows that work does not explain would drive it off
     return dict(zip(names, constants.tolist(), strict=True)), regression
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 from served_tables import command, served
 
@@ -59,6 +61,24 @@ def test_mistakes_of_a_fit_cost_one_line(
     assert message in error
     assert len(error.splitlines()) == 1
     assert not (tmp_path / "out" / "model.yaml").exists()
+
+
+def test_gpu_models_with_few_runs_are_told_and_energies_without_sense_are_fitted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Energies that no work explains, three runs of one GPU model, one of another: an answer, and its worth."""
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"num_layers": rng.choice([2, 4], 20), "hidden_size": rng.choice([128, 256], 20)})
+    table = table.assign(ffn_size=512, sequence_length=64, batch_size=8, tokens=1e6)
+    table["strategy"] = rng.choice(["single", "fsdp"], 20)
+    table["num_gpus"] = np.where(table.strategy == "single", 1, 2)
+    table["energy_j"], table["gpu_model"] = rng.uniform(500.0, 900.0, 20), ["a"] * 16 + ["b"] * 3 + ["c"]
+    table.to_csv(tmp_path / "runs.csv", index=False)
+    assert command("fit", "kind=training", f"csv={tmp_path}/runs.csv", f"output_dir={tmp_path}/out") == 0
+    assert "which share a law with the others but for a factor: b (3), c (1)" in capsys.readouterr().out
+    predictions = pd.read_csv(tmp_path / "out" / "predictions.csv")
+    assert predictions.fitted_energy_j.between(200.0, 2000.0).all()
+    assert list(predictions.index[predictions.predicted_apart_j.isna()]) == [19]
 
 
 @pytest.mark.parametrize(
