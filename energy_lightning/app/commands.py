@@ -45,7 +45,8 @@ COMMANDS: dict[str, Command] = {
     ),
     "fit": Command("fit an energy predictor to a CSV of measurements (--help)", "energy_lightning.app.fit:fit"),
     "sweep": Command(
-        "emulate training runs over architectures and fit their energy (--help)", "energy_lightning.app.sweep:sweep"
+        "training or inference runs over many settings, measured or emulated, and their law (--help)",
+        "energy_lightning.app.sweep:sweep",
     ),
     "recurring": Command(
         "what a recurring job knows: batch sizes, beliefs, savings (--help)", "energy_lightning.app.recurring:recurring"
