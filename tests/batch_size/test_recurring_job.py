@@ -64,6 +64,21 @@ def test_runs_that_get_too_dear_are_stopped_and_the_cheapest_size_is_found(tmp_p
     assert {run.reached_target for run in done if run.batch_size == 64} <= {False}
 
 
+def test_a_run_past_twice_the_least_cost_is_stopped_at_the_next_look(tmp_path: Path) -> None:
+    """The least is five steps' cost: ten steps are not past twice that, eleven are, and fifteen are looked at."""
+    known = BatchSizeOptimizer([8, 16, 32, 64], default=32, max_power_w=400.0, store=tmp_path / "job.sqlite")
+    known.observe(32, energy_j=5 * POWER_W, time_s=5.0, reached_target=True)
+    callback, trainer = recur(tmp_path, check_every_n_steps=5)
+    assert (callback.verdict, trainer.global_step) == ("too dear", 15)
+    assert [run.reached_target for run in runs(tmp_path)] == [True, False]
+
+
+def test_a_job_without_steps_says_nothing(tmp_path: Path) -> None:
+    device = ScriptedDevice()
+    JobTrainer(device, [job(tmp_path, device)], max_steps=0).fit()
+    assert [run.state for run in runs(tmp_path)] == ["dead"]
+
+
 def test_a_run_that_ends_without_the_target_is_reported_as_such(tmp_path: Path) -> None:
     device = ScriptedDevice()
     callback = job(tmp_path, device)

@@ -98,7 +98,9 @@ class StepTrainer:
             if method is not None:
                 method(self, self.lightning_module, *arguments)
 
-    def fit(self, num_steps: int, *, epoch_steps: int = 10_000, before_step: Any = None) -> list[str]:
+    def fit(
+        self, num_steps: int, *, epoch_steps: int = 10_000, validates: bool = True, before_step: Any = None
+    ) -> list[str]:
         """What was said."""
         self.call("on_train_start")
         try:
@@ -113,9 +115,10 @@ class StepTrainer:
                         self.global_step += 1
                     self.call("on_train_batch_end", None, None, 0)
                 if (step + 1) % epoch_steps == 0:
-                    self.call("on_validation_start")
-                    self.gpu.idle(5.0)
-                    self.call("on_validation_end")
+                    if validates:
+                        self.call("on_validation_start")
+                        self.gpu.idle(5.0)
+                        self.call("on_validation_end")
                     self.call("on_train_epoch_end")
                     self.gpu.idle(3.0)
         except BaseException as error:

@@ -71,9 +71,10 @@ def test_steps_are_spent_as_said_and_the_earlier_limit_comes_back(tmp_path: Path
     assert gpu.power_limit_w == 250.0  # neither the highest nor a default
 
 
-def test_validation_and_epoch_ends_do_not_enter_a_window(tmp_path: Path) -> None:
+@pytest.mark.parametrize("validates", [True, False])
+def test_validation_and_epoch_ends_do_not_enter_a_window(validates: bool, tmp_path: Path) -> None:
     """Epochs of three steps are shorter than a window of five."""
-    callback, _ = run(tmp_path, LimitedGPU(), fit={"epoch_steps": 3})
+    callback, _ = run(tmp_path, LimitedGPU(), fit={"epoch_steps": 3, "validates": validates})
     assert len(callback.profile) == 7
     for one in callback.profile:
         assert (one.time_s, one.energy_j) == pytest.approx(step_of(one.power_limit_w), rel=1e-9)
