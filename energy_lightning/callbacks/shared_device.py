@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from energy_lightning.callbacks.job import job_of
 from energy_lightning.callbacks.monitored import ClockOnly, Monitored, choose_monitored
 from energy_lightning.device import Device, open_device
+from energy_lightning.types import DeviceError
 from energy_lightning.workload import Workload
 
 T = TypeVar("T")
@@ -52,6 +53,13 @@ class DeviceChoice:
                     return replace(found, owned=False, driven=False, note="")
         if isinstance(self.device, str) and self.device not in ("auto", "emulated"):
             return Monitored(self._open_named(self.device, trainer.local_rank, root, job_id), owned=True)
+        if root.type == "cuda" and self.device in (None, "auto"):
+            try:
+                return Monitored(self._open_named("nvidia", trainer.local_rank, root, job_id), owned=True)
+            except (DeviceError, ImportError) as error:
+                if self.device is not None:
+                    raise
+                return Monitored(ClockOnly(time.perf_counter), note=f"energy is not measured: {error}")
         return choose_monitored(self.device, own, root, workload=self.workload, gpu=self.gpu, clock_s=time.perf_counter)
 
     def _open_named(self, name: str, local_rank: int, root: Any, job_id: str) -> Device:
