@@ -28,6 +28,13 @@ SHORTER = {
     "plan": ["points=3", "frequencies_mhz=[1110,1260,1410]", "compare_with=[]"],
     "predict": ["emulated_runs=40"],
     "sweep": ["count=30"],
+    "doctor": [],
+}
+
+MODULES = {
+    "energy-lightning": ["-m", "energy_lightning.app"],
+    "torchrun": ["-m", "torch.distributed.run"],
+    "python": [],
 }
 
 # What the README's snippets take for granted, in a file that Lightning's other ranks run again.
@@ -57,7 +64,7 @@ def test_python_blocks_run_as_one_script(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog\n" * 60)
     blocks = [block for language, block in BLOCKS if language == "python"]
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for number, block in enumerate(blocks):
         script = tmp_path / f"block_{number}.py"
         above = "from lightning.pytorch import Trainer\n" if number else ""  # the first block imports it
@@ -70,13 +77,13 @@ def test_python_blocks_run_as_one_script(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", [line for line in COMMANDS if not line.startswith("make ")])
 def test_commands_run(line: str, tmp_path: Path) -> None:
     program, *arguments = shlex.split(line)
-    short = next((arguments for name, arguments in SHORTER.items() if f" {name} " in line), SHORT)
+    short = next((arguments for name, arguments in SHORTER.items() if f" {name} " in f"{line} "), SHORT)
     if "--multirun" in line:
         short = [*SHORT, "model=bert_small", "model.config.hidden_size=32"]
-    modules = {"energy-lightning": ["-m", "energy_lightning.app"], "torchrun": ["-m", "torch.distributed.run"]}
-    run([sys.executable, *modules[program], *arguments, *short], tmp_path)
+    printed = run([sys.executable, *MODULES[program], *arguments, *short], tmp_path)
     summaries = list(tmp_path.rglob("summary.json"))
-    assert len(summaries) == (2 if "--multirun" in line else 1)
+    assert len(summaries) == (0 if "doctor" in line else 2 if "--multirun" in line else 1)
+    assert "doctor" not in line or "A job uses:" in printed
     for summary in summaries:
         assert '"status": "completed"' in summary.read_text()
 
