@@ -10,7 +10,8 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -68,7 +69,7 @@ class Lease:
 
     def remember(self, undo: Undo) -> Undo:
         """Record what a setting was, on the disk. Returns what comes back in the end: the job's first record of it."""
-        with self.state.transaction():
+        with self._recording():
             record = self._own_record()
             first = record.find(undo.setting) or undo
             self.state.write(record.with_undo(replace(first, applied=None)), durable=True)
@@ -76,12 +77,12 @@ class Lease:
 
     def note_applied(self, undo: Undo) -> None:
         """Record the limit that the device has reported after a change."""
-        with self.state.transaction():
+        with self._recording():
             self.state.write(self._own_record().with_undo(undo))
 
     def forget(self, setting: str) -> None:
         """The setting was not changed after all."""
-        with self.state.transaction():
+        with self._recording():
             self.state.write(self._own_record().without(setting))
 
     def give_back(self, undo: Undo) -> str | None:
@@ -89,7 +90,8 @@ class Lease:
 
         Raises UndoError, OSError.
         """
-        return give_back(self.state, undo, holder=self._holder, control=self._control, is_alone=self._is_alone)
+        with self._recording():
+            return give_back(self.state, undo, holder=self._holder, control=self._control, is_alone=self._is_alone)
 
     def release(self) -> None:
         """Let the GPU go; the last rank gives back what others changed. Raises OSError."""
@@ -106,6 +108,17 @@ class Lease:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+    @contextmanager
+    def _recording(self) -> Iterator[None]:
+        """A transaction, after which nothing is left where a signal's handler has released the GPU in the middle."""
+        with self.state.transaction():
+            was_held = self._descriptor is not None
+            try:
+                yield
+            finally:
+                if was_held and self._descriptor is None:
+                    leave(self.state, self._holder, self._control, self._is_alone)
 
     def _own_record(self) -> GpuRecord:
         record = self.state.read()

@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -113,6 +114,8 @@ class GpuState:
     folder: Path
     uuid: str
     said: list[str] = field(default_factory=list)
+    _entered: list[tuple[int, int]] = field(default_factory=list, init=False, repr=False, compare=False)
+    """Thread and lock file of every transaction under way: several where a signal's handler came in between."""
 
     def path(self, suffix: str) -> Path:
         """A file of this GPU: `.json`, `.lock` or `.lease`."""
@@ -122,10 +125,17 @@ class GpuState:
     def transaction(self, timeout_s: float = 10.0) -> Iterator[None]:
         """Nobody else reads or changes this GPU's record meanwhile.
 
+        A signal's handler may come in between and begin another one: it then uses the lock that its own thread has, for
+        which it could only wait in vain.
+
         Raises OSError (TimeoutError) where the folder cannot be written, has no locks, or another one holds this lock.
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = os.open(self.path(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        thread = threading.get_ident()
+        outer = next((lock for owner, lock in self._entered if owner == thread), None)
+        lock = os.open(self.path(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600) if outer is None else outer
+        entry = thread, lock
+        self._entered.append(entry)
         try:
             deadline_s = time.monotonic() + timeout_s
             while not try_lock(lock, fcntl.LOCK_EX):
@@ -134,8 +144,11 @@ class GpuState:
                 time.sleep(_POLL_S)
             yield
         finally:
-            fcntl.flock(lock, fcntl.LOCK_UN)  # also for a child forked meanwhile, which holds a copy
-            os.close(lock)
+            if outer is None:
+                fcntl.flock(lock, fcntl.LOCK_UN)  # also for a child forked meanwhile, which holds a copy
+            self._entered.remove(entry)
+            if outer is None:
+                os.close(lock)
 
     def read(self) -> GpuRecord | None:
         """The record; None where there is none, or a damaged one, which is set aside with a line in `said`."""
@@ -155,7 +168,7 @@ class GpuState:
 
     def write(self, record: GpuRecord, *, durable: bool = False) -> None:
         """Replace the record. `durable`: it is on the disk before this returns, for a machine that stops."""
-        temporary = self.path(".tmp")
+        temporary = self.path(f".tmp{len(self._entered)}")  # a signal's handler, in between, has one of its own
         with open(temporary, "w", encoding="utf-8") as file:
             file.write(record.to_json())
             if durable:

@@ -117,7 +117,8 @@ class WatchdogPipe:
     """
 
     def __init__(self, begin: Begin, gone: Callable[[], None]) -> None:
-        self._gone, self._closing, self._open, self._lock = gone, False, False, threading.Lock()
+        self._gone, self._closing, self._open = gone, False, False
+        self._lock = threading.RLock()  # a signal's handler may come while its own thread sends
         call_in_forked_child(self.forget)
         reading, self._writing = os.pipe()  # programs started later do not inherit it
         self._open = True

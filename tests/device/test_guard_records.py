@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from zeusd_stand_in import zeusd
@@ -214,6 +216,36 @@ def test_a_child_forked_in_a_transaction_does_not_keep_its_lock(tmp_path: Path) 
 
 
 # leases
+
+
+class InterruptedState(GpuState):
+    """A signal comes while the record is read."""
+
+    handler: Callable[[], None] | None = None
+
+    def read(self) -> GpuRecord | None:
+        record, handler, self.handler = super().read(), self.handler, None
+        if handler is not None:
+            handler()
+        return record
+
+
+@pytest.mark.usefixtures("change")
+@pytest.mark.parametrize("act", [Lease.remember, Lease.forget, Lease.give_back], ids=lambda act: act.__name__)
+def test_a_signal_that_releases_in_the_middle_of_a_record_waits_for_nothing(
+    tmp_path: Path, nvml: NvmlEmulator, act: Callable[[Lease, Any], object]
+) -> None:
+    state = InterruptedState(tmp_path, "GPU-a")
+    held = Lease(state, holder="1-a", job="job one", control=GpuControl())
+    held.remember(CLOCK)
+    held.remember(LIMIT)
+    state.handler = held.release
+    start_s = time.monotonic()
+    act(held, "sm_clock" if act is Lease.forget else CLOCK)
+    assert time.monotonic() - start_s < 2.0
+    assert is_set(nvml) == (None, 250.0)
+    assert not list(tmp_path.glob("*.json"))
+    lease(tmp_path, "2-b", "job two").release()
 
 
 def test_another_job_is_refused_by_name(tmp_path: Path) -> None:
