@@ -80,6 +80,7 @@ class HardwareGuard:
         self._lock = threading.RLock()
         self._undo: dict[tuple[str, Setting], Undo] = {}
         self._leases: dict[str, Lease] = {}
+        self._unrecorded: set[str] = set()  # GPUs whose records cannot be written any more
         self._said: set[str] = set()
         folder = None if self._folder is None else str(self._folder)
         begin = {"state_dir": folder, "holder": self._holder, "zeusd_socket": zeusd_socket}
@@ -168,8 +169,7 @@ class HardwareGuard:
             undo = Undo(uuid, setting, previous)
             undo.check()
             self.lease(uuid)
-            if uuid in self._leases:
-                undo = replace(self._leases[uuid].remember(undo), applied=None)
+            undo = self._remember(undo)
             self._undo[uuid, setting] = undo
             try:
                 self._watchdog.record(undo)
@@ -239,19 +239,34 @@ class HardwareGuard:
 
     # records
 
+    def _remember(self, undo: Undo) -> Undo:
+        """What comes back in the end, recorded; where no record can be written the watchdog alone knows it."""
+        lease = self._recording(undo.uuid)
+        try:
+            return undo if lease is None else replace(lease.remember(undo), applied=None)
+        except OSError as error:
+            self._unrecorded.add(undo.uuid)
+            with suppress(OSError):  # one that lacks this change would pass for the truth
+                self._leases[undo.uuid].state.remove()
+            self._say(f"{undo.uuid}: no record can be written ({error}); after a power failure it is not given back")
+            return undo
+
+    def _recording(self, uuid: str) -> Lease | None:
+        return None if uuid in self._unrecorded else self._leases.get(uuid)
+
     def _update(self, undo: Undo) -> None:
         self._undo[undo.uuid, undo.setting] = undo
         with suppress(OSError, WatchdogError):  # the first record stands: without `applied` it is given back unasked
-            if undo.uuid in self._leases:
-                self._leases[undo.uuid].note_applied(undo)
+            if (lease := self._recording(undo.uuid)) is not None:
+                lease.note_applied(undo)
             self._watchdog.record(undo)
 
     def _drop(self, uuid: str, setting: Setting) -> None:
         """The setting was not changed after all."""
         self._undo.pop((uuid, setting), None)
         with suppress(OSError):
-            if uuid in self._leases:
-                self._leases[uuid].forget(setting)
+            if (lease := self._recording(uuid)) is not None:
+                lease.forget(setting)
         self._watchdog.drop(uuid, setting)
 
     # this object

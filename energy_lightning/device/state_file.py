@@ -157,7 +157,7 @@ class GpuState:
             return GpuRecord.from_json(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        except ValueError as error:  # also bytes that are no text
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:  # also bytes that are no text
             aside = path.with_suffix(f".damaged-{time.time_ns()}")
             path.replace(aside)
             self.said.append(

@@ -14,6 +14,7 @@ import pytest
 from energy_lightning.device.guard import HardwareGuard
 from energy_lightning.device.lease import LeaseError
 from energy_lightning.device.nvml_emulator import EmulatedBoard, NvmlEmulator
+from energy_lightning.device.state_file import GpuRecord, GpuState
 from energy_lightning.device.undo import Undo
 from energy_lightning.device.watchdog_process import WatchdogError
 from energy_lightning.types import DeviceError
@@ -256,6 +257,26 @@ def test_without_a_usable_state_directory_the_watchdog_alone_keeps_watch(
     assert "cannot be used" in line
     assert "XDG_STATE_HOME" in line
     assert setup.pipes[0].told[0] == "set GPU-a sm_clock None None"
+    setup.guard.close()
+    assert setup.is_set() == (None, 250.0)
+
+
+def test_a_disk_that_fills_up_between_two_changes_keeps_neither_from_coming_back(
+    nvml: NvmlEmulator, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(state: GpuState, record: GpuRecord, *, durable: bool = False) -> None:
+        raise OSError(28, "No space left on device")
+
+    setup = Setup(nvml, tmp_path)
+    setup.lock()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GpuState, "write", full)
+        setup.limit()
+    assert setup.is_set() == ((1005, 1005), 300.0)
+    (line,) = [record.message for record in caplog.records]
+    assert "no record can be written" in line
+    setup.lock(1200)  # there is room again, but half a record would pass for a whole one
+    assert not list(tmp_path.rglob("*.json"))
     setup.guard.close()
     assert setup.is_set() == (None, 250.0)
 

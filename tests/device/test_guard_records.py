@@ -162,9 +162,16 @@ def test_a_record_comes_back_from_its_file(tmp_path: Path) -> None:
     assert state.read() is None
 
 
+WHOLE = '{"version": 1, "job": "", "since": "", "boot": "", "zeusd_socket": null, "holders": [], "undo": [%s]}'
+NO_SETTING = '{"uuid": "GPU-a", "setting": [], "previous": null, "applied": null}'
+ENDLESS_CLOCK = '{"uuid": "GPU-a", "setting": "sm_clock", "previous": [1e999, 2], "applied": null}'
+OTHER_VERSIONS = ['{"version": 2}', '{"version": 1}', '{"version": 1, "job": 3}']
+
+
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "null", '{"version": 2}', '{"version": 1}', b"\xff\xfe", '{"version": 1, "job": 3}'],
+    ["", "{", "[]", "null", "[" * 100_000, *OTHER_VERSIONS, b"\xff\xfe", WHOLE % NO_SETTING, WHOLE % ENDLESS_CLOCK],
+    ids=range(11),
 )
 def test_a_damaged_record_is_set_aside_in_one_line(tmp_path: Path, text: str | bytes) -> None:
     state = GpuState(tmp_path, "GPU-a")
