@@ -13,7 +13,7 @@ from energy_lightning.callbacks.monitored import Monitored
 from energy_lightning.callbacks.recurring_run import RecurringRun, Target, Verdict
 from energy_lightning.callbacks.run_meter import RunMeter, Spent, spent_by_all
 from energy_lightning.callbacks.shared_device import DeviceChoice, gather_objects
-from energy_lightning.device import Device
+from energy_lightning.device import Device, has_emulated_figures
 from energy_lightning.recurring import JobSettings, RecurringError, scaled_learning_rate
 from energy_lightning.workload import Workload
 
@@ -230,7 +230,7 @@ class RecurringJobMixin:
                 "RecurringJob: energy is not measured on every rank, so runs cannot be compared by it. Choose by time "
                 "with eta=0, or measure: device='nvidia', or an emulated one with workload=..."
             )
-        run, limit_w, emulated = self._run, self._spend(trainer).limit_w, bool(device.emulated)
+        run, limit_w, emulated = self._run, self._spend(trainer).limit_w, has_emulated_figures(device)
 
         def begin() -> int | None:
             return None if run is None else run.begin(max_power_w=limit_w, emulated=emulated)
@@ -255,7 +255,7 @@ class RecurringJobMixin:
 
     def _told(self, spent: Spent) -> str:
         void = f" ({spent.void_s:.3g} s of it at mean power: readings were void)" if spent.void_s else ""
-        emulated = " (EMULATED)" if self.monitored is not None and self.monitored.device.emulated else ""
+        emulated = " (EMULATED)" if self.monitored is not None and has_emulated_figures(self.monitored.device) else ""
         reached = "reached its target" if self.verdict == "reached" else f"did not reach its target ({self.verdict})"
         cost = f"{spent.energy_j or 0.0:.4g} J over all GPUs, {spent.time_s:.4g} s"
         return f"the run with batch size {self.batch_size} {reached}: {cost}{void}{emulated}"

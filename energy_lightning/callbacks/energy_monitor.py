@@ -12,7 +12,7 @@ from energy_lightning.callbacks.monitored import Monitored, choose_monitored
 from energy_lightning.callbacks.observed import TemperatureLog
 from energy_lightning.callbacks.partition_profiler import PartitionProfilerMixin
 from energy_lightning.callbacks.step_meter import window_s_of
-from energy_lightning.device import Device
+from energy_lightning.device import Device, has_emulated_figures
 from energy_lightning.measure import AppendLog, EnergyMeter, EnergyTotal, WindowReading, rows_up_to, sum_over_gpus
 from energy_lightning.types import EnergyLightningError
 from energy_lightning.workload import Workload
@@ -179,7 +179,7 @@ class EnergyMonitorMixin:
             line += f", {self._temperatures.text}"
         if not self.total.complete:
             line += " (incomplete: some energy readings were void)" if self._has_energy else ", energy not known"
-        return line + (f" (EMULATED: {device.name})" if device.emulated else f" ({device.name})")
+        return line + (f" (EMULATED: {device.name})" if has_emulated_figures(device) else f" ({device.name})")
 
     def _open(self, trainer: Any, device: Any) -> None:
         self._meter = EnergyMeter(device)

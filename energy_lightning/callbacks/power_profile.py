@@ -10,6 +10,7 @@ from typing import Any
 
 from energy_lightning.callbacks.job import job_of
 from energy_lightning.callbacks.power_window import JobWindow
+from energy_lightning.device import has_emulated_figures
 from energy_lightning.emulation import GPU
 from energy_lightning.measure import AppendLog, library_versions, run_hash
 from energy_lightning.recurring import PowerLimitSample, RecurringError
@@ -96,7 +97,7 @@ def describe_device(device: Any) -> dict[str, Any]:
     constants = run_hash(asdict(model)) if device.emulated and isinstance(model, GPU) else None
     return {
         "gpu": device.name,
-        "emulated": device.emulated,
+        "emulated": has_emulated_figures(device),
         "source": device.energy_source,
         "constants": constants,
         "workload": run_hash(workload.key()) if device.emulated and workload is not None else None,

@@ -91,6 +91,8 @@ def draw_recurring(
 
 
 def _draw_costs(axes: Axes, beliefs: Sequence[Belief], runs: Sequence[Run], cost: CostRule, default: int) -> None:
+    from matplotlib.ticker import LogLocator, StrMethodFormatter
+
     for reached, marker, colour, label in ((True, "o", _BLUE, "reached"), (False, "x", _RED, "missed or stopped")):
         points = [
             (run.batch_size, cost(run.energy_j, run.time_s))
@@ -108,6 +110,8 @@ def _draw_costs(axes: Axes, beliefs: Sequence[Belief], runs: Sequence[Run], cost
     axes.axvline(default, color=_GREY, linestyle=":", linewidth=1, label="default")
     axes.set(xscale="log", yscale="log", xlabel="batch size", ylabel="cost of a run (J)")
     axes.set_xticks([one.batch_size for one in beliefs], [str(one.batch_size) for one in beliefs])
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 1.2, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.minorticks_off()
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
@@ -122,6 +126,9 @@ def _draw_savings(axes: Axes, saved: Savings | None) -> None:
         return
     axes.axhline(0.0, color=_GREY, linewidth=1)
     axes.plot(range(1, saved.num_recurrences + 1), saved.saved_cost_j, "-o", color=_GREEN, markersize=3)
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(xlabel="recurrence", ylabel="cost saved so far against the default (J)")
     axes.grid(alpha=0.3)
 

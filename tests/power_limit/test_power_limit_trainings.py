@@ -57,6 +57,8 @@ def test_two_processes_agree_and_after_a_kill_the_earlier_limits_are_back(tmp_pa
     while limits_w(server) != [EARLIER_W, EARLIER_W] and time.monotonic() < deadline_s:
         time.sleep(0.02)
     assert limits_w(server) == [EARLIER_W, EARLIER_W]
+    rows = [json.loads(line) for line in (tmp_path / "power_limits.jsonl").read_text().splitlines()]
+    assert [row["emulated"] for row in rows] == [True] * len(rows) != []  # the boards are
 
 
 class Regression(pl.LightningModule):
