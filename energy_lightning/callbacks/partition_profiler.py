@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from energy_lightning.callbacks.blocking import learn_blocking_power
 from energy_lightning.callbacks.frontier_optimizer import FrontierOptimizerMixin
 from energy_lightning.callbacks.job import (
     FAILURES,
@@ -22,6 +23,7 @@ from energy_lightning.callbacks.job import (
 )
 from energy_lightning.callbacks.progress import ProfilingProgress
 from energy_lightning.callbacks.ranks import merge_ranks, row_of, why_not
+from energy_lightning.device import has_emulated_figures
 from energy_lightning.measure import (
     ControlLostError,
     EmulatedRunner,
@@ -152,8 +154,9 @@ class PartitionProfilerMixin:
             report(trainer, f"nothing is profiled: {fault}")
             self._finish()
             return
-        optimizer.begin(trainer, job)
         device: Any = job.device
+        learn_blocking_power(trainer, device, self.spent)
+        optimizer.begin(trainer, job)
         self._progress = ProfilingProgress(trainer, f"Profiling on {device.name}")
         self._begun = True
 
@@ -246,7 +249,7 @@ class PartitionProfilerMixin:
     def _say_cost(self, trainer: Any, job: JobStrategy, conditions: str) -> None:
         if self.num_measured:
             device: Any = job.device
-            label = "EMULATED " if device.emulated else ""
+            label = "EMULATED " if has_emulated_figures(device) else ""
             line = f"{self.num_measured} configurations measured in {label}{self.spent.time_s:.0f} s of {device.name}"
             say(trainer, ", ".join(filter(None, (line, conditions))))
 

@@ -45,6 +45,7 @@ class NvidiaDevice:
         emulated_hardware: an emulated NVML answers; the name says so too, so that no figure passes for a measurement.
         is_mig: a slice of a GPU: energy and power are the whole GPU's, shared with its other slices.
         cuda_index: torch's index of this GPU; None where torch has no CUDA.
+        state_dir: where records and measurements of this machine's GPUs are kept.
 
     Raises:
         ImportError: pynvml or zeus is missing. DeviceError: no driver, or a GPU that cannot be told apart.
@@ -77,7 +78,7 @@ class NvidiaDevice:
         self.power_limit_range_w = self._readings.power_limit_range_w()
         self.static_power_w = self._find_static_power_w(static_power_w)
         self.switch_time_s = self._model.switch_time_s if self._model else _SWITCH_TIME_S
-        self._state_dir = default_state_dir(self._host.environment)
+        self.state_dir = default_state_dir(self._host.environment)
         permissions = self._usable(find_control(nvml, gpu))
         self._control = GuardedControl(self.name, gpu.uuid, permissions, guard, self._new_guard, job)
 
@@ -96,7 +97,7 @@ class NvidiaDevice:
         )
 
     def _new_guard(self, zeusd_socket: str | None) -> HardwareGuard:
-        return HardwareGuard(self._state_dir, zeusd_socket=zeusd_socket)
+        return HardwareGuard(self.state_dir, zeusd_socket=zeusd_socket)
 
     @property
     def guard(self) -> HardwareGuard:
@@ -144,7 +145,7 @@ class NvidiaDevice:
     @property
     def blocking_power_w(self) -> float:
         """As measured on this GPU before (`measure.blocking_power_w`), else the packaged model's, else static power."""
-        measured_w = load_blocking_power_w(self._state_dir, self._uuid)
+        measured_w = load_blocking_power_w(self.state_dir, self._uuid)
         return measured_w or (self._model.blocking_power_w if self._model else self.static_power_w)
 
     @cached_property

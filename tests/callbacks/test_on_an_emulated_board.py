@@ -21,11 +21,13 @@ from fake_trainer import (
     PartitionProfiler,
 )
 
+from energy_lightning.callbacks.blocking import learn_blocking_power
 from energy_lightning.device.guard import HardwareGuard
 from energy_lightning.device.host import Host
 from energy_lightning.device.nvidia import NvidiaDevice
 from energy_lightning.device.nvml_emulator import EmulatedBoard, NvmlEmulator
 from energy_lightning.device.watchdog_process import WatchdogPipe
+from energy_lightning.measure import EnergyTotal
 from energy_lightning.types import PhasePlan, Plan, Schedule
 from energy_lightning.workload import Partition
 
@@ -129,6 +131,33 @@ def wait_for(condition: Callable[[], bool]) -> None:
 def wait_for_lock(device: Board, clock_mhz: int | None) -> None:
     wanted = None if clock_mhz is None else (clock_mhz, clock_mhz)
     wait_for(lambda: device.nvml.state(0).locked_mhz == wanted)
+
+
+def test_the_power_of_a_waiting_gpu_is_measured_once_and_costs_what_it_says(open_board: Any, tmp_path: Path) -> None:
+    device, spans_s, spent = open_board(), list[float](), EnergyTotal()
+    trainer, packaged_w, start_s = trainer_on(device, tmp_path), device.blocking_power_w, device.now_s()
+    learn_blocking_power(trainer, device, spent)  # torch does not drive it
+    assert (device.now_s(), lines_of(trainer, "waits for others")) == (start_s, [])
+    learn_blocking_power(trainer, device, spent, spin=spans_s.append)
+    power_w = device.nvml.state(0).power_w
+    assert power_w > packaged_w  # the board was loaded
+    assert device.blocking_power_w == pytest.approx(power_w, rel=0.05)
+    assert spent.time_s == pytest.approx(device.now_s() - start_s)
+    assert spent.energy_j == pytest.approx(power_w * spent.time_s, rel=0.1)
+    learn_blocking_power(trainer, device, spent, spin=spans_s.append)
+    assert len(spans_s) == 1
+    (line,) = lines_of(trainer, "waits for others")
+    assert "EMULATED" in line
+
+
+def test_a_waiting_gpu_that_cannot_be_measured_stops_nothing(open_board: Any, tmp_path: Path) -> None:
+    device = open_board()
+    device.cuda_index = 0  # as if torch drove it
+    trainer = trainer_on(device, tmp_path)
+    trainer.fit()
+    (line,) = lines_of(trainer, "waiting GPU is taken to be")
+    assert "torch sees no CUDA GPU" in line
+    assert rows_of(tmp_path)  # profiled all the same
 
 
 def test_a_clock_held_down_by_a_power_cap_is_unreachable_by_name_and_in_no_plan(
@@ -264,4 +293,5 @@ def test_an_epoch_tells_how_warm_the_gpu_was_and_profiling_too(open_board: Any, 
     warmest = max(row["temperature_c"] for row in rows_of(tmp_path))
     coolest = min(row["temperature_c"] for row in rows_of(tmp_path))
     assert f"at {coolest:.0f} to {warmest:.0f} C" in profiling
-    assert " C (A100-SXM4-40GB (emulated NVML))" in epoch
+    assert " C (" in epoch
+    assert "A100-SXM4-40GB (emulated NVML))" in epoch
