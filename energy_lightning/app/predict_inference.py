@@ -29,6 +29,9 @@ def predict_inference(job: Job) -> None:
     level = values["level"]
     if isinstance(level, bool) or not isinstance(level, (int, float)) or not 0.0 < level < 1.0:
         raise ConfigError(f"level must be a probability between 0 and 1, got {level!r}")
+    limit = values["max_latency"]
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0.0):
+        raise ConfigError(f"max_latency must be a number > 0 or null, got {limit!r}")
     with job.telling_warnings() as warned:
         predicted = predicted_table(model, table, level)
     lens, numbered = model.predicting, table.assign(**{_ROW: range(len(table))})

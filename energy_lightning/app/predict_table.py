@@ -26,10 +26,14 @@ def read_table(path: str | Path, columns: Mapping[str, str | None]) -> Any:
         raise ConfigError(f"no file {file}; give a CSV with one row a configuration")
     try:
         table = pandas.read_csv(file)
-    except (pandas.errors.EmptyDataError, pandas.errors.ParserError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise PredictionError(f"{file} is not a CSV table in UTF-8: {error}; save it as UTF-8") from error
+    except (pandas.errors.EmptyDataError, pandas.errors.ParserError) as error:
         raise PredictionError(f"{file} is not a CSV table: {error}") from error
     if len(table.columns) == 1 and any(mark in str(table.columns[0]) for mark in ";\t"):
         raise PredictionError(f"{file} separates its columns by semicolons or tabs: a CSV here has commas")
+    if repeated := _repeated(pandas.read_csv(file, header=None, nrows=1, dtype=str).iloc[0].tolist()):
+        raise PredictionError(f"{file} has two columns {repeated}: rename or remove one of them")
     if table.empty:
         raise PredictionError(f"{file} has no rows below its header")
     renamed = {ours: theirs for ours, theirs in columns.items() if theirs is not None}
@@ -77,6 +81,11 @@ def numbers_of(table: Any, column: str, *, may_miss: bool = False) -> Any:
             "drop failed runs first"
         )
     return values
+
+
+def _repeated(header: list[Any]) -> str | None:
+    names = [name for name in header if isinstance(name, str)]  # others are empty
+    return next((name for number, name in enumerate(names) if name in names[:number]), None)
 
 
 def _listed(table: Any) -> str:

@@ -18,6 +18,8 @@ from energy_lightning.errors import EnergyLightningError
 Floats = NDArray[np.float64]
 Columns = dict[str, Floats]
 _JOULE_PER_KWH = 3.6e6
+_POSSIBLE_J = (1e-30, 1e30)
+_FAR_OFF = 1e3  # from the median: what a row outside the plausible range must be, to be pointed at
 
 
 class PredictionError(EnergyLightningError):
@@ -91,14 +93,45 @@ def checked_energy(energy_j: ArrayLike, num_rows: int) -> Floats:
         raise PredictionError(f"energy_j must hold numbers: {error}") from error
     if array.ndim == 1 and len(array) != num_rows:
         raise PredictionError(f"energy_j has {len(array)} values, the table {num_rows} rows: give one energy a row")
-    return checked_positive(array, "energy_j")
+    least_j, most_j = _POSSIBLE_J
+    energies = checked_positive(array, "energy_j")
+    impossible = np.flatnonzero((energies < least_j) | (energies > most_j))
+    if len(impossible):
+        raise PredictionError(
+            f"energy_j must be {least_j:g} to {most_j:g} J: row {impossible[0]} has {energies[impossible[0]]:g} "
+            f"({len(impossible)} such rows of {len(energies)}); drop failed runs and correct the others first"
+        )
+    return energies
+
+
+def equally_long(columns: Mapping[str, Floats]) -> None:
+    """PredictionError naming two columns that differ in length."""
+    lengths = {name: len(values) for name, values in columns.items()}
+    first = next(iter(lengths))
+    for name, length in lengths.items():
+        if length != lengths[first]:
+            raise PredictionError(
+                f"column {name} has {length} values, column {first} {lengths[first]}: give one value a row"
+            )
 
 
 def flag_units(energy_j: Floats, work: Floats, low: float, high: float, unit_of_work: str) -> str | None:
-    """UnitWarning, and its text, where the median of energy / work lies outside [low, high] J per unit of work."""
-    typical = float(np.median(energy_j / work))
+    """UnitWarning, and its text, where energy / work lies outside [low, high] J per unit of work.
+
+    Either the median does, or single rows that are far off it too: a table of two units.
+    """
+    each = energy_j / work
+    typical = float(np.median(each))
     if low <= typical <= high:
-        return None
+        odd = np.flatnonzero(((each < low) | (each > high)) & (np.abs(np.log(each / typical)) > np.log(_FAR_OFF)))
+        if not len(odd):
+            return None
+        text = (
+            f"suspicious magnitude: {len(odd)} of {len(each)} rows, the first is row {odd[0]} with {each[odd[0]]:.3g} "
+            f"J {unit_of_work}, where the median is {typical:.3g}. energy_j must be in joules in every row"
+        )
+        warnings.warn(text, UnitWarning, stacklevel=4)
+        return text
     guess = "kWh: multiply by 3.6e6" if typical * _JOULE_PER_KWH <= high and typical < low else "mJ: divide by 1000"
     text = (
         f"suspicious magnitude: the median energy is {typical:.3g} J {unit_of_work}, plausible is {low:g} to {high:g}. "

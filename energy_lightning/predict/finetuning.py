@@ -198,10 +198,18 @@ class FineTuningEnergy(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[
 
 
 def _by_gpu(table: Any, num_rows: int) -> dict[str, np.ndarray]:
-    """Rows of each GPU model; all under "any" without the column."""
+    """Rows of each GPU model; all under "any" without the column. PredictionError for a row without its model."""
+    from pandas import isna
+
     if "gpu_model" not in names_of(table):
         return {_ANY: np.arange(num_rows)}
-    models = np.array([str(value) for value in table["gpu_model"]])
+    given = list(table["gpu_model"])
+    if missing := [row for row, value in enumerate(given) if isna(value)]:
+        raise PredictionError(
+            f"column gpu_model is empty in row {missing[0]} ({len(missing)} such rows of {num_rows}): name the GPU "
+            "model in every row, or drop the column"
+        )
+    models = np.array([str(value) for value in given])
     return {str(model): np.flatnonzero(models == model) for model in dict.fromkeys(models.tolist())}
 
 

@@ -20,6 +20,7 @@ from energy_lightning.predict.columns import (
     Floats,
     PredictionError,
     checked_energy,
+    equally_long,
     flag_units,
     names_of,
     positive,
@@ -226,6 +227,8 @@ class EnergyLens(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[misc] 
             raise PredictionError(f"unknown method {self.method!r}; choose one of {', '.join(_METHODS)}")
         if self.num_starts < 1:
             raise PredictionError(f"num_starts must be >= 1, got {self.num_starts}")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, (int, np.integer)) or self.seed < 0:
+            raise PredictionError(f"seed must be a whole number >= 0, got {self.seed!r}")
 
     def _read(self, table: Any) -> Columns:
         require(table, REQUIRED, (*REQUIRED, *OPTIONAL))
@@ -234,6 +237,7 @@ class EnergyLens(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[misc] 
         if len(given) == 1:
             raise PredictionError(f"column {given[0]} is there, the other of {' and '.join(MODEL_COLUMNS)} is not")
         columns = {name: positive(table, name) for name in (*REQUIRED, *OPTIONAL) if name in present}
+        equally_long(columns)
         ones = np.ones(len(columns["batch_size"]))
         return {name: ones for name in OPTIONAL if name not in MODEL_COLUMNS} | columns
 

@@ -63,6 +63,14 @@ def test_mistakes_of_a_fit_cost_one_line(
     assert not (tmp_path / "out" / "model.yaml").exists()
 
 
+def test_two_columns_of_one_name_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = served().to_csv(index=False).splitlines()
+    text = "\n".join(f"{line},{'batch_size' if number == 0 else 4}" for number, line in enumerate(lines))
+    (tmp_path / "t.csv").write_text(text)
+    assert command("fit", "kind=inference", f"csv={tmp_path}/t.csv", f"output_dir={tmp_path}/out") == 1
+    assert "has two columns batch_size: rename or remove one of them" in capsys.readouterr().err
+
+
 def test_gpu_models_with_few_runs_are_told_and_energies_without_sense_are_fitted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

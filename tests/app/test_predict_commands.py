@@ -212,6 +212,14 @@ def test_inference_selects_the_least_within_the_latency_limit(fitted: Path, tmp_
     assert (tmp_path / "predicted.png").exists()
 
 
+def test_a_limit_that_is_no_number_costs_one_line(
+    fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [f"model_file={fitted}/model.yaml", f"csv={fitted}/served.csv", f"output_dir={tmp_path}/out"]
+    assert command("predict", "inference", *files, "latency_column=latency_s", "max_latency=soon") == 1
+    assert capsys.readouterr().err == "error: max_latency must be a number > 0 or null, got 'soon'\n"
+
+
 def test_rows_outside_the_fitted_range_are_warned_of(
     fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -229,6 +229,7 @@ _DROP = ["strategy", "tokens"]
         (lambda t: t.assign(speedup=-1.0), "column speedup.*row 0 has -1"),
         (lambda t: t.to_numpy(), "named columns, got ndarray"),
         (lambda t: t.iloc[:0], "at least one row"),
+        (lambda t: t.assign(gpu_model=["a40", None, *["a40"] * (len(t) - 2)]), "column gpu_model is empty in row 1"),
     ],
 )
 def test_bad_tables_are_refused(change: object, message: str) -> None:

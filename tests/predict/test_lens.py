@@ -206,6 +206,12 @@ _GOOD = measured(20)
         (_GOOD[0].assign(input_tokens=np.nan), _GOOD[1], "column input_tokens.*row 0 has nan"),
         (_GOOD[0].assign(input_tokens="many"), _GOOD[1], "column input_tokens must hold numbers"),
         (_GOOD[0], [0.0, *_GOOD[1][1:]], "energy_j must be finite and > 0: row 0 has 0"),
+        (_GOOD[0], [*_GOOD[1][:-1], 1e308], "energy_j must be 1e-30 to 1e\\+30 J: row .* has 1e\\+308"),
+        (
+            {"batch_size": [1.0] * 8, "input_tokens": [1.0] * 7},
+            [1.0] * 8,
+            "column input_tokens has 7 values, column batch_size 8",
+        ),
         (_GOOD[0], [*_GOOD[1][:-1], -3.0], "row 19 has -3"),
         (_GOOD[0], [*_GOOD[1][:-1], np.nan], "row 19 has nan"),
         (_GOOD[0], _GOOD[1][:-1], "energy_j has 19 values, the table 20 rows"),
@@ -224,6 +230,8 @@ def test_bad_tables_are_refused(table: object, energy: object, message: str) -> 
     [
         ({"form": "cubic"}, "choose one of additive"),
         ({"method": "x"}, "robust, published"),
+        ({"seed": -1}, "seed must be a whole number >= 0, got -1"),
+        ({"seed": "x"}, "seed must be a whole number >= 0, got 'x'"),
         ({"num_starts": 0}, ">= 1"),
     ],
 )
@@ -255,6 +263,14 @@ def test_suspicious_magnitudes_are_flagged(factor: float, guess: str) -> None:
     with pytest.warns(UnitWarning, match=guess):
         lens = EnergyLens().fit(_GOOD[0], _GOOD[1] * factor)
     assert any("suspicious magnitude" in note for note in lens.notes_)
+
+
+def test_single_rows_in_another_unit_are_flagged() -> None:
+    table, energy = measured(40)
+    energy[[7, 9]] /= 3.6e6
+    with pytest.warns(UnitWarning, match="2 of 40 rows, the first is row 7"):
+        lens = EnergyLens().fit(table, energy)
+    assert any("2 of 40 rows" in note for note in lens.notes_)
 
 
 def test_joules_are_not_flagged() -> None:
