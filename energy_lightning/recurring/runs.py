@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 
 from energy_lightning.errors import EnergyLightningError
 
+_MOST_J = 1e100  # what is more would make sums of squares overflow
+
 
 class RecurringError(EnergyLightningError):
     """A setting or a reported run that a recurring job cannot have."""
@@ -70,10 +72,17 @@ class CostRule:
             raise RecurringError(f"max_power_w must be positive and finite, got {self.max_power_w}: give GPUs x limit")
 
     def __call__(self, energy_j: float, time_s: float) -> float:
-        """Cost in J; raises RecurringError where energy or time is negative, NaN or infinite."""
+        """Cost in J; raises RecurringError where energy or time is no number, negative, NaN, infinite or absurd."""
+        try:
+            energy_j, time_s = float(energy_j), float(time_s)
+        except (TypeError, ValueError) as error:
+            raise RecurringError(f"energy_j and time_s must be numbers, got {energy_j!r} and {time_s!r}") from error
         if not (0.0 <= energy_j < math.inf and 0.0 < time_s < math.inf):
             raise RecurringError(f"need 0 <= energy_j and 0 < time_s, both finite, got {energy_j} J and {time_s} s")
-        return self.eta * energy_j + (1.0 - self.eta) * self.max_power_w * time_s
+        cost = self.eta * energy_j + (1.0 - self.eta) * self.max_power_w * time_s
+        if not cost < _MOST_J:
+            raise RecurringError(f"a run of {energy_j:g} J and {time_s:g} s costs {cost:g} J: no run does, check units")
+        return cost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,15 +104,22 @@ def read(connection: sqlite3.Connection) -> list[Run]:
     return [
         Run(
             run_id=run_id,
-            batch_size=batch_size,
+            batch_size=_stored(batch_size, run_id),
             state=state,
             reached_target=bool(reached),
-            energy_j=energy_j,
-            time_s=time_s,
-            power_limit_w=limit,
+            energy_j=_stored(energy_j, run_id),
+            time_s=_stored(time_s, run_id),
+            power_limit_w=_stored(limit, run_id),
         )
         for run_id, batch_size, state, reached, energy_j, time_s, limit in rows
     ]
+
+
+def _stored(value: Any, run_id: int) -> Any:
+    """A number or None; StoreError for what nobody but another program writes."""
+    if value is None or (isinstance(value, (int, float)) and value >= 0):
+        return value
+    raise StoreError(f"run {run_id} in the store holds {value!r} where a number >= 0 belongs: repair or move the file")
 
 
 def count(connection: sqlite3.Connection) -> int:
@@ -129,7 +136,7 @@ def start(connection: sqlite3.Connection, batch_size: int, lease_end_s: float, p
     """Record a suggestion; returns its run_id."""
     cursor = connection.execute(
         "INSERT INTO runs (batch_size, state, lease_end_s, power_limit_w) VALUES (?, 'running', ?, ?)",
-        (batch_size, lease_end_s, power_limit_w),
+        (int(batch_size), lease_end_s, _plain(power_limit_w)),
     )
     return int(cursor.lastrowid or 0)
 
@@ -163,7 +170,11 @@ def write_settings(connection: sqlite3.Connection, settings: Mapping[str, Any]) 
 
 def read_settings(connection: sqlite3.Connection) -> dict[str, Any]:
     """The settings that the latest optimizer was made with; {} in a store without."""
-    return {name: json.loads(value) for name, value in connection.execute("SELECT name, value FROM settings")}
+    rows = connection.execute("SELECT name, value FROM settings").fetchall()
+    try:
+        return {name: json.loads(value) for name, value in rows}
+    except (TypeError, ValueError) as error:
+        raise StoreError(f"the settings in the store are damaged ({error}): repair or move the file") from error
 
 
 def write_profile(connection: sqlite3.Connection, batch_size: int, rows: Sequence[tuple[float, float, float]]) -> None:
@@ -181,13 +192,23 @@ def read_profile(connection: sqlite3.Connection, batch_size: int) -> list[tuple[
     ]
 
 
+def _plain(value: float | None) -> float | None:
+    """SQLite keeps numpy's numbers as bytes, which nothing reads as numbers again."""
+    return None if value is None else float(value)
+
+
 def finish(connection: sqlite3.Connection, run: Run) -> None:
     """Complete a suggested run. StoreError if it is unknown, has reported before, or had another size."""
     changed = connection.execute(
         "UPDATE runs SET state = 'done', reached_target = ?, energy_j = ?, time_s = ?, "
         "power_limit_w = coalesce(?, power_limit_w), finished = (SELECT coalesce(max(finished), 0) + 1 FROM runs) "
         "WHERE run_id = ? AND batch_size = ? AND state != 'done'",
-        (int(run.reached_target), run.energy_j, run.time_s, run.power_limit_w, run.run_id, run.batch_size),
+        (
+            int(run.reached_target),
+            *map(_plain, (run.energy_j, run.time_s, run.power_limit_w)),
+            run.run_id,
+            int(run.batch_size),
+        ),
     ).rowcount
     if changed != 1:
         raise StoreError(

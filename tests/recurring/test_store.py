@@ -8,10 +8,12 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from energy_lightning.recurring import BatchSizeOptimizer, StoreError
+from energy_lightning.recurring import BatchSizeOptimizer, RecurringError, StoreError
 
 ARMS = [8, 16, 32, 64]
 WORKER = """
@@ -119,6 +121,81 @@ def test_a_lease_that_ran_out_frees_the_run_and_a_late_report_still_counts(tmp_p
     assert [run.state for run in other.runs()] == ["dead", "dead", "running"]
     slow.observe(size, energy_j=7.0, time_s=30.0, reached_target=True)
     assert [(run.run_id, run.energy_j) for run in other.runs() if run.state == "done"] == [(1, 7.0)]
+
+
+def first_version(path: Path) -> None:
+    """As the first version wrote it: runs only."""
+    with sqlite3.connect(path) as connection:
+        connection.execute(
+            "CREATE TABLE runs (run_id INTEGER PRIMARY KEY, batch_size INTEGER NOT NULL, state TEXT NOT NULL, "
+            "lease_end_s REAL NOT NULL, reached_target INTEGER NOT NULL DEFAULT 0, energy_j REAL, time_s REAL, "
+            "power_limit_w REAL, finished INTEGER UNIQUE)"
+        )
+        runs = [
+            (32, "done", 0.0, 1, 100.0, 1.0, 1),
+            (16, "done", 0.0, 1, 40.0, 1.0, 2),
+            (8, "dead", 0.0, 0, *[None] * 3),
+        ]
+        columns = "batch_size, state, lease_end_s, reached_target, energy_j, time_s, finished"
+        connection.executemany(f"INSERT INTO runs ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", runs)
+        connection.execute("PRAGMA application_id = 1162629698")
+        connection.execute("PRAGMA user_version = 1")
+
+
+def test_a_store_of_the_first_version_keeps_its_runs_and_learns_on(tmp_path: Path) -> None:
+    path = tmp_path / "job.sqlite"
+    first_version(path)
+    chosen = optimizer(path)
+    assert [(run.batch_size, run.state, run.energy_j) for run in chosen.runs()] == [
+        (32, "done", 100.0),
+        (16, "done", 40.0),
+        (8, "dead", None),
+    ]
+    assert chosen.best() == 16
+    chosen.observe(chosen.suggest(), energy_j=50.0, time_s=1.0, reached_target=True)
+    again = BatchSizeOptimizer.of_store(path)  # it has settings now
+    assert (again.batch_sizes, len([run for run in again.runs() if run.state == "done"])) == (tuple(ARMS), 3)
+
+
+def test_numbers_of_numpy_are_kept_as_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "job.sqlite"
+    chosen = optimizer(path)
+    size = np.int64(chosen.suggest())
+    figures = {"energy_j": np.float32(2.5), "time_s": np.float64(1.5), "power_limit_w": np.float32(90.0)}
+    chosen.observe(size, **figures, reached_target=bool(np.bool_(True)))  # type: ignore[arg-type]
+    chosen.observe(size, **figures, reached_target=True)  # type: ignore[arg-type]  # nobody suggested it
+    assert [(run.batch_size, run.energy_j, run.time_s, run.power_limit_w) for run in optimizer(path).runs()] == [
+        (32, 2.5, 1.5, 90.0)
+    ] * 2
+    assert optimizer(path).best() == 32
+
+
+@pytest.mark.parametrize("energy_j", [None, "5 J", float("nan"), 1e308])
+def test_a_report_without_sense_is_refused_and_the_run_stays_open(energy_j: Any, tmp_path: Path) -> None:
+    chosen = optimizer(tmp_path / "job.sqlite")
+    size = chosen.suggest()
+    with pytest.raises(RecurringError, match=r"energy_j|costs 5e"):
+        chosen.observe(size, energy_j=energy_j, time_s=1.0, reached_target=True)
+    assert [(run.state, run.energy_j) for run in chosen.runs()] == [("running", None)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("UPDATE runs SET energy_j = 'much'", "run 1 in the store holds 'much' where a number >= 0 belongs"),
+        ("UPDATE runs SET time_s = x'0001'", "run 1 in the store holds b'.* where a number >= 0 belongs"),
+        ("UPDATE settings SET value = '[' WHERE name = 'eta'", "the settings in the store are damaged"),
+    ],
+)
+def test_values_that_another_program_wrote_are_named(change: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "job.sqlite"
+    optimizer(path).observe(8, energy_j=1.0, time_s=1.0, reached_target=True)
+    with sqlite3.connect(path) as connection:
+        connection.execute(change)
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match=message):
+        optimizer(path).suggest()
+    assert path.read_bytes() == before
 
 
 def foreign_database(path: Path) -> None:
