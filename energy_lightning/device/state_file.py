@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import re
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -35,9 +36,18 @@ def boot_id() -> str:
 
 
 def default_state_dir(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where a user's programs keep state (XDG base directories): $XDG_STATE_HOME/energy_lightning."""
-    home = environment.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
-    return Path(home) / "energy_lightning"
+    """Where a user's programs keep state (XDG base directories, which ignore relative paths).
+
+    $XDG_STATE_HOME/energy_lightning, else ~/.local/state/energy_lightning. A user without a home, as some containers
+    have, gets a folder beside the temporary files, the same for every job.
+    """
+    given = Path(environment.get("XDG_STATE_HOME") or "")
+    if given.is_absolute():
+        return given / "energy_lightning"
+    home = Path(environment.get("HOME") or os.path.expanduser("~"))
+    if home.is_absolute():
+        return home / ".local" / "state" / "energy_lightning"
+    return Path(tempfile.gettempdir()) / f"energy_lightning-{os.getuid()}"
 
 
 @dataclass(frozen=True)

@@ -150,6 +150,14 @@ def test_what_was_set_through_zeusd_is_repaired_through_it(tmp_path: Path, nvml:
 def test_the_state_directory_follows_xdg() -> None:
     assert default_state_dir({"XDG_STATE_HOME": "/x"}) == Path("/x/energy_lightning")
     assert default_state_dir({}) == Path.home() / ".local/state/energy_lightning"
+    assert default_state_dir({"XDG_STATE_HOME": "here", "HOME": "/h"}) == Path("/h/.local/state/energy_lightning")
+
+
+def test_a_user_without_a_home_has_one_state_directory_wherever_jobs_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.path.expanduser", str)  # as where neither HOME nor the user database tells one
+    found = default_state_dir({})
+    assert found.is_absolute()
+    assert found.parent == Path(tempfile.gettempdir())
 
 
 def test_a_record_comes_back_from_its_file(tmp_path: Path) -> None:
