@@ -161,6 +161,11 @@ def draws_of(job: Job, seed: int, recurrences: int) -> np.ndarray:
     return np.column_stack([rng.integers(0, len(seen), recurrences) for seen in job.epochs])
 
 
+def believed_best(view: View, mean: np.ndarray) -> int:
+    """As BatchSizeOptimizer.best: the cheapest in the mean of the sizes that have reached the target."""
+    return min({outcome.arm for outcome in view.outcomes if outcome.reached}, key=lambda arm: float(mean[arm]))
+
+
 def compare(job: Job, seeds: Sequence[int], recurrences: int) -> list[str]:
     """One Markdown row a method."""
     mean = job.mean_cost()
@@ -182,7 +187,7 @@ def compare(job: Job, seeds: Sequence[int], recurrences: int) -> list[str]:
         ):
             costs[name], view = replay(job, choose, draws, seed)
             rng = np.random.default_rng(0)
-            believed[name] = grid(view, rng) if means is None else int(np.nanargmin(means(view)[0]))
+            believed[name] = grid(view, rng) if means is None else believed_best(view, means(view)[0])
         start = 2 * len(job.batch_sizes)
         for name, cost in costs.items():
             regret.setdefault(name, []).append(float((cost - optimum).sum() / mean[best]))

@@ -12,15 +12,19 @@ What differs from the published policy, and why: neighbouring batch sizes cost a
 and the walk ends where the curve rises; a size is tried while what a run of it is expected to teach, over as many runs
 as `horizon`, is worth more than its extra cost (the online knowledge gradient of Ryzhov, Powell and Frazier, Operations
 Research 60, 2012, with several repeats looked ahead and correlated beliefs); among the sizes known, one is drawn by its
-chance to be best (Thompson sampling), which costs little where they cost alike. A size whose runs vary more costs more
-in the mean than its usual run, hence s2 by arm. A run that missed the target is charged what it spent and the least
-cost, for the job must run again. Runs under another power limit shift every arm alike, up to a small difference: they
-are a prior, not a measurement. Jobs that start together do not try the same new size.
+chance to be best (Thompson sampling), which costs little where they cost alike. So that one unlucky run does not decide
+for ever, in half of the runs the size most likely to be cheaper than the best is tried again (the two leading arms as
+in top-two sampling, Russo, Operations Research 68, 2020), while all runs together are believed to have cost less extra
+than `rounds` runs of every size in reach: much where sizes differ, little where they cost alike. A size whose runs vary
+more costs more in the mean than its usual run, hence s2 by arm. A run that missed the target is charged what it spent
+and the least cost, for the job must run again. Runs under another power limit shift every arm alike, up to a small
+difference: they are a prior, not a measurement. Jobs that start together do not try the same new size.
 Not modelled: a cost with two far valleys is found only by walking through the hill.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -40,7 +44,9 @@ class Prior:
     `noise_runs`: how many repeats the prior noise counts for; `arm_runs`: how many repeats of an arm the noise of all
     arms counts for; `horizon`: runs over which a lesson pays; `repeats`: of a size that are looked ahead; `most_extra`:
     a run costs at most this times the least more, as it is stopped at twice the least and made again; `boldness`: draws
-    among known sizes spread by this share of the belief's deviation.
+    among known sizes spread by this share of the belief's deviation; `rounds`, `retry`, `doubt`: runs of each size
+    whose extra cost may be spent on rivals of the best, in which share of the runs, and how likely a rival must be
+    cheaper.
     """
 
     level: float = 2.0
@@ -56,7 +62,10 @@ class Prior:
     horizon: float = 60.0
     repeats: tuple[int, ...] = (1, 2, 4, 8)
     most_extra: float = 2.0
-    boldness: float = 0.5
+    boldness: float = 0.25
+    rounds: float = 1.5
+    retry: float = 0.5
+    doubt: float = 0.02
 
 
 def suggest(view: View, rng: np.random.Generator, prior: Prior | None = None) -> int:
@@ -73,8 +82,30 @@ def suggest(view: View, rng: np.random.Generator, prior: Prior | None = None) ->
     known = sorted({outcome.arm for outcome in view.outcomes if outcome.reached})
     if chosen not in known:
         return chosen
+    rival = _rival(view, expected, covariance, within, prior)
+    if rival is not None and rng.random() < prior.retry:
+        return rival
     drawn = rng.multivariate_normal(expected, prior.boldness**2 * covariance, method="eigh")
     return min(known, key=lambda arm: drawn[arm])
+
+
+def _rival(view: View, expected: Floats, covariance: Floats, within: Sequence[int], prior: Prior) -> int | None:
+    """The arm most likely to be cheaper than the one believed best; None past all doubt, or with the allowance spent.
+
+    Spent is what the runs so far are believed to have cost more than as many of the best arm.
+    """
+    best = min(within, key=lambda arm: expected[arm])
+    extra = {arm: min(math.expm1(min(expected[arm] - expected[best], 700.0)), prior.most_extra) for arm in within}
+    spent = sum(extra.get(outcome.arm, 0.0) for outcome in view.outcomes)
+    if spent >= prior.rounds * sum(extra.values()):
+        return None
+
+    def chance(arm: int) -> float:
+        spread = covariance[arm, arm] + covariance[best, best] - 2.0 * covariance[arm, best]
+        return 0.5 * math.erfc((expected[arm] - expected[best]) / math.sqrt(2.0 * max(spread, 1e-12)))
+
+    rival = max(set(within) - {best}, key=chance, default=None)
+    return rival if rival is not None and chance(rival) > prior.doubt else None
 
 
 def _price(arm: int, expected: Floats, covariance: Floats, noise: Floats, within: Sequence[int], prior: Prior) -> float:

@@ -261,3 +261,21 @@ def test_impossible_reports_change_nothing(size: int, energy_j: float, time_s: f
     with pytest.raises(RecurringError):
         chosen.observe(size, energy_j=energy_j, time_s=time_s, reached_target=True)
     assert chosen.runs() == []
+
+
+def test_one_unlucky_run_of_a_size_does_not_decide_for_ever() -> None:
+    """A rival is run again while the allowance lasts, and not once runs of dear sizes have spent it."""
+
+    def share_of_rival(dear_runs: int, rounds: float) -> float:
+        known = [Outcome(arm=2, cost=100.0 + i % 3, reached=True) for i in range(20)]
+        known += [Outcome(arm=3, cost=108.0, reached=True)]
+        known += [Outcome(arm=arm, cost=190.0, reached=True) for arm in (1, 4) for _ in range(dear_runs)]
+        view = View(batch_sizes=tuple(ARMS), default=2, outcomes=known)
+        prior = learned_policy.Prior(horizon=1.0, boldness=0.0, rounds=rounds)
+        return float(
+            np.mean([learned_policy.suggest(view, np.random.default_rng(seed), prior) == 3 for seed in range(60)])
+        )
+
+    assert 0.3 < share_of_rival(1, 3.0) < 0.7
+    assert share_of_rival(5, 3.0) == 0.0
+    assert share_of_rival(1, 0.0) == 0.0
