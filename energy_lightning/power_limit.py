@@ -21,7 +21,7 @@ from energy_lightning.callbacks.power_planner import (
 from energy_lightning.callbacks.power_profile import FILE_NAME, PowerProfile, describe_job
 from energy_lightning.callbacks.power_window import PowerWindow
 from energy_lightning.callbacks.shared_device import DeviceChoice, gather_objects
-from energy_lightning.device import Device
+from energy_lightning.device import Device, has_emulated_figures
 from energy_lightning.recurring import PowerLimitSample, RecurringError
 from energy_lightning.types import MeasurementError
 from energy_lightning.workload import Workload
@@ -246,7 +246,7 @@ class PowerLimitOptimizerMixin:
             return
         self._set(order.limit_w)
         self.power_limit_w = float(self._device.power_limit_w)
-        name = "emulated_power_limit_w" if self._device.emulated else "power_limit_w"
+        name = "emulated_power_limit_w" if has_emulated_figures(self._device) else "power_limit_w"
         pl_module.log_dict({name: self.power_limit_w}, on_step=True, on_epoch=False, batch_size=1)
 
     def _set(self, limit_w: float) -> None:

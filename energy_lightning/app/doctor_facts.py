@@ -93,6 +93,8 @@ class Doctor:
         try:
             nvml = self.load_nvml()
             nvml_error = nvml.NVMLError
+            if not (isinstance(nvml_error, type) and issubclass(nvml_error, Exception)):
+                raise ValueError(f"its NVMLError is no exception but {nvml_error!r}")
         except (ImportError, AttributeError, OSError, SyntaxError, ValueError) as error:
             faults.append(
                 f"module pynvml cannot be used ({type(error).__name__}: {error}): pip install --force-reinstall "

@@ -21,7 +21,7 @@ from energy_lightning.workload import Workload
 class EnergyMonitorMixin:
     """Logs what training costs. Works with any strategy; profiling and validation are left out.
 
-    Metrics (prefix "emulated_" when the GPU is emulated):
+    Metrics (prefix "emulated_" where the GPU or its NVML is emulated):
         step_time_s       s       one optimizer step, data loading included
         energy_j          J       one optimizer step, this GPU (mean over steps where the counter is slow)
         power_w           W       mean power over it
@@ -263,7 +263,7 @@ class EnergyMonitorMixin:
         return self._monitored is not None and self._monitored.device.energy_source != "none"
 
     def _named(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        emulated = self._monitored is not None and self._monitored.device.emulated
+        emulated = self._monitored is not None and has_emulated_figures(self._monitored.device)
         return {f"emulated_{name}" if emulated else name: value for name, value in metrics.items()}
 
     def _give_up(self, trainer: Any, line: str) -> None:

@@ -225,8 +225,9 @@ class _Foreign:
         _raising(SyntaxError("invalid syntax")),
         lambda: SimpleNamespace(),
         _Foreign,
+        lambda: SimpleNamespace(NVMLError=None),
     ],
-    ids=["missing", "damaged", "empty", "foreign"],
+    ids=["missing", "damaged", "empty", "foreign", "no exception"],
 )
 def test_a_damaged_pynvml_is_a_line_and_no_crash(tmp_path: Path, load: Any) -> None:
     host = Host(environment={"XDG_STATE_HOME": str(tmp_path)}, torch=torch_with(0))
