@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -53,7 +54,11 @@ data = NextTokenData(TextFile(r"TEXT"), max_length=16, batch_size=4, limit=16)
 
 
 def run(command: list[str], folder: Path) -> str:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))  # as where the package is activated
+    environment = {**os.environ, "PATH": path}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return done.stdout + done.stderr
 

@@ -228,6 +228,9 @@ def test_normal_steps_never_wait_for_the_gpu(open_board: Any, tmp_path: Path) ->
     trainer.call("on_train_epoch_end")
     trainer.call("on_train_end")
     assert device.num_waits == 4 * num_windows
+    names = {name for metrics in trainer.lightning_module.logged for name in metrics}
+    assert "emulated_total_time_s" in names
+    assert all(name.startswith("emulated_") for name in names)  # of an emulated NVML: never taken for measurements
 
 
 def test_a_given_plan_clocks_the_board_and_gives_it_back(open_board: Any, tmp_path: Path) -> None:

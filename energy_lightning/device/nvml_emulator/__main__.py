@@ -20,7 +20,7 @@ from energy_lightning.types import DeviceError
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit status of the command; 2 where the arguments describe no machine."""
+    """Exit status of the command; 2 where the arguments describe no machine, 127 where the command cannot start."""
     options = _parser().parse_args(arguments)
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
@@ -36,7 +36,11 @@ def main(arguments: Sequence[str]) -> int:
         for index in range(options.gpus):
             server.load(index, options.load)
         _say(server, f"EMULATED NVML: {options.gpus} x {board.name}; nothing below is measured")
-        status = _run(command, server.environment())
+        try:
+            status = _run(command, server.environment())
+        except OSError as error:
+            print(f"{command[0]} cannot be started: {error.strerror}; give a program on the PATH", file=sys.stderr)
+            return 127  # as a shell says it
         _say(server, f"EMULATED NVML: the command ended with {status}")
     return status if status >= 0 else 128 - status  # ended by a signal: as a shell says it
 
@@ -75,6 +79,10 @@ def _board(options: argparse.Namespace) -> EmulatedBoard:
         raise ValueError(f"--slices {options.slices} goes with one GPU, got --gpus {options.gpus}")
     if not (options.gpus >= 1 and 0 <= options.slices <= 7):
         raise ValueError(f"give --gpus >= 1 and --slices from 0 to 7, got {options.gpus} and {options.slices}")
+    if not 0.0 <= options.load <= 1.0:
+        raise ValueError(f"give --load from 0 to 1, got {options.load:g}")
+    if options.refuse_after is not None and options.refuse_after < 0:
+        raise ValueError(f"give --refuse-after 0 or more, got {options.refuse_after}")
     words = {"all": PERMISSIONS, "none": ()}
     lock = "nvmlDeviceSetGpuLockedClocks"
     return EmulatedBoard(

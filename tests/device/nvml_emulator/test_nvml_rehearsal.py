@@ -82,9 +82,17 @@ def test_ctrl_c_is_left_to_the_command() -> None:
         (["--gpus=2", "--slices=1", "--", "true"], "--slices 1 goes with one GPU, got --gpus 2"),
         (["--slices=9", "--", "true"], "--slices from 0 to 7"),
         (["--power-limit=5000", "--", "true"], "power_limit_w must be within 100 to 400 W"),
+        (["--load=2", "--", "true"], "--load from 0 to 1, got 2"),
+        (["--load=nan", "--", "true"], "--load from 0 to 1, got nan"),
+        (["--refuse-after=-1", "--", "true"], "--refuse-after 0 or more, got -1"),
         ([], "give the command to run after --"),
     ],
 )
 def test_machines_that_cannot_be(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_command_that_is_not_there(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["--", "no-such-program"]) == 127
+    assert "no-such-program cannot be started: No such file or directory" in capfd.readouterr().err
