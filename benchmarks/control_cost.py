@@ -4,9 +4,10 @@
 
 What is timed. EnergyMonitor and FrequencyController are driven as Lightning drives them (on_train_batch_start,
 on_before_backward, on_train_batch_end), with a plan that changes the clock before every forward and every backward.
-Wall time inside the hooks is added up per step. Between the hooks a phase takes --phase-s: a wait that gives the
-processor to other threads, as launches of GPU work do; with --busy it computes in Python instead, without ever letting
-go of the interpreter, so that the time of a whole step shows what the switcher's thread takes away. Variants:
+Wall time inside the hooks is added up per step. Between the hooks a phase takes --phase-s, by --work: "waiting" sleeps,
+so that the hooks find a processor that has just woken up; "launching" issues small torch operations one after another,
+as the host of a training does while its GPU is busy; "computing" stays in Python without ever letting go of the
+interpreter, so that the time of a whole step shows what the switcher's thread takes away. Variants:
 
 - measuring only: the same, with a plan that leaves the clock alone
 - asynchronous: the clock is changed by FrequencySwitcher's thread (what the callbacks do)
@@ -33,6 +34,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import torch
 
 from energy_lightning.callbacks import build_callbacks
 from energy_lightning.device.guard import HardwareGuard
@@ -145,6 +148,30 @@ def computing(time_s: float) -> Callable[[], object]:
     return lambda: [sum(range(1000)) for _ in range(num_rounds)]
 
 
+def launching(time_s: float) -> Callable[[], object]:
+    """Small operations of torch, for this long."""
+    rows = torch.ones(64, 64)
+
+    def phase() -> None:
+        end_s = time.perf_counter() + time_s
+        while time.perf_counter() < end_s:
+            rows @ rows
+
+    return phase
+
+
+def waiting(time_s: float) -> Callable[[], object]:
+    """A sleep."""
+    return lambda: time.sleep(time_s)
+
+
+WORK: dict[str, Callable[[float], Callable[[], object]]] = {
+    "waiting": waiting,
+    "launching": launching,
+    "computing": computing,
+}
+
+
 @contextmanager
 def in_process() -> Iterator[None]:
     with NvmlEmulator([EmulatedBoard()]) as nvml:
@@ -163,17 +190,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--phase-s", type=float, default=0.02, help="time of a forward, and of a backward")
-    parser.add_argument("--busy", action="store_true", help="phases compute in Python instead of waiting")
+    parser.add_argument("--work", choices=WORK, default="waiting", help="what a phase does")
     arguments = parser.parse_args()
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
     print(f"commit {commit.stdout.strip()}; {machine}; load {os.getloadavg()[0]:.1f}")
-    work = "computing in Python" if arguments.busy else "waiting"
-    print(f"EMULATED NVML; {arguments.steps} steps of 2 x {arguments.phase_s:g} s, {work}; ms a step\n")
+    print(f"EMULATED NVML; {arguments.steps} steps of 2 x {arguments.phase_s:g} s, {arguments.work}; ms a step\n")
     print("| NVML | Variant | In hooks, median | 95th percentile | Highest | Limit (median) | Whole step, median |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
     seconds = float(arguments.phase_s)
-    phase = computing(seconds) if arguments.busy else lambda: time.sleep(seconds)
+    phase = WORK[arguments.work](seconds)
     variants: dict[str, tuple[type[NvidiaDevice], Plan]] = {
         "measuring only": (NvidiaDevice, Plan.sequential()),
         "asynchronous": (NvidiaDevice, SWITCHING),
