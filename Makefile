@@ -10,8 +10,9 @@ BIN := $(VENV)/bin
 demo: install
 	$(BIN)/energy-lightning demo
 
+# Two workers on two cores: more threads a process only wait for each other.
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: install
 	$(BIN)/ruff check .
@@ -27,7 +28,7 @@ install: $(VENV)/installed
 $(VENV)/installed: pyproject.toml setup.py constraints.txt
 	@echo "Installing into $(VENV) (torch, lightning, transformers: a few minutes the first time) ..."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet -c constraints.txt -e ".[accelerate,examples,test]"
+	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e ".[accelerate,examples,test]"
 	touch $@
 
 clean:

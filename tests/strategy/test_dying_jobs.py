@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -156,7 +157,13 @@ def test_training_in_which_one_rank_is_ended(machine: Jobs, tmp_path: Path, numb
 
 
 def test_training_that_is_told_to_end(machine: Jobs, tmp_path: Path) -> None:
-    """As a batch system does it: SIGTERM to all ranks."""
+    """As a batch system does it: SIGTERM to all ranks, and SIGKILL to those that are still there.
+
+    Lightning's handlers broadcast, and wait for ever where one rank's meets the other's all-reduce of gradients.
+    """
     pids = machine.start("wait", tmp_path, trains=True)
     machine.check_restored(machine.kill(pids, signal.SIGTERM))
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            machine.kill([pid])
     machine.check_gone(pids)
