@@ -28,7 +28,7 @@ install: $(VENV)/installed
 $(VENV)/installed: pyproject.toml setup.py constraints.txt
 	@echo "Installing into $(VENV) (torch, lightning, transformers: a few minutes the first time) ..."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e ".[accelerate,examples,test]"
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[accelerate,examples,test]"
 	touch $@
 
 clean:

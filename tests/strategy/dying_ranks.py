@@ -144,7 +144,8 @@ def main() -> None:
     torch.set_num_threads(1)
     gc.freeze()  # ranks that end do not look through all that was loaded
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the dead are gone at once
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that these are ignored
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     say("LOADED")
     group = 0
     for line in sys.stdin:
