@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from energy_lightning.types import DeviceError
 
 _MODULE = "energy_lightning.app.sweep_worker"
 _START_S = 300.0  # to load torch and transformers, on a slow disk too
+_LATE_S = 0.5  # between two pipes of processes on one machine
 
 Outcome = tuple[str, dict[str, Any]]  # a run's key, and {"row": ...} or {"failed": reason}
 
@@ -107,6 +109,7 @@ class _Ranks:
             if line is None:
                 reason = self._why_ended(rank)
                 if reason is not None:
+                    current = current or self._begun_late()
                     if current is not None:
                         yield current, {"failed": reason}
                     return
@@ -121,6 +124,15 @@ class _Ranks:
                     yield key, said
                     if "failed" in said and len(self._processes) > 1:
                         return
+
+    def _begun_late(self) -> str | None:
+        """A run whose beginning was said before a rank's end, on another pipe, and is heard only now."""
+        with suppress(queue.Empty):
+            while True:
+                _, line = self._lines.get(timeout=_LATE_S)
+                if line is not None and line.startswith(LINE) and "begun" in (said := json.loads(line[len(LINE) :])):
+                    return str(said["key"])
+        return None
 
     def _why_ended(self, rank: int) -> str | None:
         """None where the process ended well."""

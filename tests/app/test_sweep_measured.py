@@ -32,8 +32,12 @@ if orders["options"].get("broken"):
     sys.exit("no driver")
 for key, run in orders["runs"]:
     tell = lambda **content: print({LINE!r} + json.dumps({{"key": key, **content}}), flush=True)
+    begun = sys.argv[1] + "." + key
     if rank == 0:
         tell(begun=True)
+        open(begun, "w").close()
+    while not os.path.exists(begun):  # ranks train together
+        time.sleep(0.001)
     print("not for the sweep", flush=True)
     if run["what"] == "killed" and rank == orders["num_ranks"] - 1:
         os.kill(os.getpid(), signal.SIGKILL)
