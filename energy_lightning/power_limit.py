@@ -21,6 +21,7 @@ from energy_lightning.callbacks.power_planner import (
 from energy_lightning.callbacks.power_profile import FILE_NAME, PowerProfile, describe_job
 from energy_lightning.callbacks.power_window import PowerWindow
 from energy_lightning.callbacks.shared_device import DeviceChoice, gather_objects
+from energy_lightning.callbacks.termination import before_sigterm
 from energy_lightning.device import Device, has_emulated_figures
 from energy_lightning.recurring import PowerLimitSample, RecurringError
 from energy_lightning.types import MeasurementError
@@ -179,6 +180,7 @@ class PowerLimitOptimizerMixin:
 
     def _open(self, trainer: Any) -> None:
         self.monitored = self._choice.open(trainer, self)
+        before_sigterm(self.monitored.device.close if self.monitored.owned else self._restore)
         if self.monitored.note:
             say(trainer, self.monitored.note)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from torch import Tensor
 from torch.optim import Optimizer
 
+from energy_lightning.callbacks.termination import before_sigterm
 from energy_lightning.device import Device
 from energy_lightning.emulation import GPU
 from energy_lightning.measure import check_plan, describe_run
@@ -25,7 +26,6 @@ from energy_lightning.strategy_parts.default_callbacks import (
 from energy_lightning.strategy_parts.job import Job, own_workload
 from energy_lightning.strategy_parts.real_runner import RealRunner
 from energy_lightning.strategy_parts.settings import DEFAULT_GPU, KareusSettings, check_ddp_options
-from energy_lightning.strategy_parts.termination import before_sigterm
 from energy_lightning.types import Budget, Plan, PlanError, Schedule, StrategyError
 from energy_lightning.workload import Workload
 
@@ -250,11 +250,11 @@ class KareusMixin(_Base):
             precision=str(trainer.precision),
         )
 
-    def on_train_start(self) -> None:
-        """Lightning handles SIGTERM by now: the GPU is given back before it does."""
-        super().on_train_start()
-        if self._job is not None:
+    def barrier(self, name: str | None = None) -> None:
+        """At "run-stage" Lightning has just set its handler of SIGTERM: the GPU is given back before that runs."""
+        if name == "run-stage" and self._job is not None:
             before_sigterm(self._job.give_back)
+        super().barrier(name)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Complete the workload with the first batch's sizes."""

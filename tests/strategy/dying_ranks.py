@@ -22,7 +22,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader
 
-from energy_lightning import KareusStrategy
+from energy_lightning import KareusStrategy, PowerLimitOptimizer
 from energy_lightning.device.nvidia import NvidiaDevice
 from energy_lightning.types import Plan
 
@@ -86,15 +86,21 @@ WAYS: dict[str, Callable[[], object]] = {
 
 
 class Regression(LightningModule):
+    """Changes its GPU by the strategy's device, or has changed it by a PowerLimitOptimizer."""
+
     def __init__(self, way: str) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(4, 1)
         self.way = way
 
     def on_train_start(self) -> None:
-        device = self.trainer.strategy.device  # type: ignore[attr-defined]
+        if not hasattr(self.trainer.strategy, "device"):
+            return
+        device = self.trainer.strategy.device
         assert device is not None
         change(device, self.global_rank)
+        if self.way == "slow start":
+            time.sleep(5.0)
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
         if batch_idx >= 3 and self.way == "exception" and self.global_rank == 1:
@@ -106,15 +112,25 @@ class Regression(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+class Limits(PowerLimitOptimizer):
+    """Says when a limit is in force."""
+
+    def _set(self, limit_w: float) -> None:
+        super()._set(limit_w)
+        say("READY", os.environ["RANK"], os.getpid())
+
+
 def train(order: dict[str, Any], rank: int) -> None:
     """A rank as torchrun starts it; afterwards this process lives on, as a notebook's does."""
     ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": 0}
     os.environ |= {name: str(value) for name, value in ranks.items()}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(order["port"]), "TORCHELASTIC_RUN_ID": "dying"}
-    strategy = KareusStrategy(device="nvidia", plan=Plan.sequential(CLOCK_MHZ), output_dir=order["folder"])
+    kareus = KareusStrategy(device="nvidia", plan=Plan.sequential(CLOCK_MHZ), output_dir=order["folder"])
+    limits = order["way"] == "limits"
     steps = 5 if order["way"] == "exit" else 10_000
     trainer = Trainer(
-        strategy=strategy,
+        strategy="ddp" if limits else kareus,
+        callbacks=[Limits(device="nvidia", limits_w=[LIMIT_W], profile_steps=10_000)] if limits else [],
         accelerator="cpu",
         devices=2,
         max_steps=steps,

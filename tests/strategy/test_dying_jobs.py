@@ -146,10 +146,18 @@ def test_training_in_which_one_rank_fails(machine: Jobs, tmp_path: Path) -> None
     machine.check_gone(pids)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_training_in_which_one_rank_is_ended(machine: Jobs, tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("way", "number"),
+    [
+        ("wait", signal.SIGKILL),
+        ("wait", signal.SIGTERM),
+        ("slow start", signal.SIGTERM),
+        ("limits", signal.SIGTERM),
+    ],
+)
+def test_training_in_which_one_rank_is_ended(machine: Jobs, tmp_path: Path, way: str, number: signal.Signals) -> None:
     """Lightning's own handler of SIGTERM then waits for the other rank, which does not know: the GPU is back before."""
-    pids = machine.start("wait", tmp_path, trains=True)
+    pids = machine.start(way, tmp_path, trains=True)
     machine.check_restored(machine.kill(pids[1:], number), boards=[1])
     if number == signal.SIGTERM:
         machine.kill(pids)
