@@ -1,7 +1,8 @@
 """Finds out what this machine can do, without changing anything on it.
 
 Devices are not opened, for that takes a lease and undoes what dead jobs left; their parts are asked. What is permitted
-shows when the power limit is set to the value that it has; where another job has the GPU even that is left alone.
+shows in calls that change nothing (see energy_lightning.device.preflight); where another job has the GPU even those are
+left out.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from energy_lightning.collectives import CollectivesChoice, available_collectives
-from energy_lightning.device.control import Permissions, find_control
+from energy_lightning.device.control import HOW_TO_PERMIT, Permissions, find_control
 from energy_lightning.device.finding import FoundGpu, text
 from energy_lightning.device.host import Host
 from energy_lightning.device.modes import mode_of
@@ -77,7 +78,8 @@ class Doctor:
             used_device=self._used_device(gpus, used),
             used_collectives=_used_collectives(collectives, with_cuda=self.host.has_cuda),
             emulated=not self.host.has_cuda,
-            mode=max((gpu.mode for gpu in used), key=_MODES.index) if self.host.has_cuda and used else None,
+            mode=_least(used) if self.host.has_cuda else None,
+            mode_with_nvidia=None if self.host.has_cuda else _least(used),
             permit=self._permit(used or list(gpus)),
             state_dir=str(self._state_dir),
         )
@@ -226,10 +228,14 @@ class Doctor:
 
     def _permit(self, gpus: list[GpuFacts]) -> str | None:
         """The one command, where a permission is what is missing."""
-        denied = [gpu for gpu in gpus if gpu.can_lock_frequency is False and gpu.clocks_mhz and not gpu.is_mig]
-        if not denied:
+        if not any(HOW_TO_PERMIT in gpu.control for gpu in gpus):
             return None
         return _IN_A_CONTAINER if self.in_container() else _FOR_A_JOB
+
+
+def _least(gpus: list[GpuFacts]) -> DeviceMode | None:
+    """The mode that all of them allow; None where there are none."""
+    return max((gpu.mode for gpu in gpus), key=_MODES.index, default=None)
 
 
 class _Counter:

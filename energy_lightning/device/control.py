@@ -1,11 +1,6 @@
 """Who sets clocks and limits of one GPU: this process through NVML, the privileged helper zeusd, or nobody.
 
-What is permitted is found out once, at the start, without changing anything. NVML has no call that tells. What does is
-setting the power limit to the value it has: the driver checks the caller before it compares, and afterwards everything
-is as it was. Locked clocks ask for the same privilege (root, CAP_SYS_ADMIN) but have no such harmless call: what they
-are locked to cannot be read, so any lock or reset could undo an administrator's. They count as permitted where the
-limit is, or, on boards without a power limit, where this process has the privilege; the first lock then shows it.
-Not seen this way: somebody who sets another limit in the microseconds between the reading and the setting.
+What is permitted is found out once, at the start, by `preflight`, without changing anything.
 """
 
 from __future__ import annotations
@@ -15,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from energy_lightning.device.finding import FoundGpu
+from energy_lightning.device.preflight import clock_and_limit_faults
 from energy_lightning.types import DeviceError
 
 HOW_TO_PERMIT = (
@@ -159,7 +155,7 @@ def find_control(nvml: Any, gpu: FoundGpu) -> Permissions:
             return Permissions(_open_zeusd(nvml, gpu, socket), True, True)
         except Refused as error:
             fault = f"; {error}"
-    permissions = _preflight(nvml, gpu)
+    permissions = _through_nvml(nvml, gpu)
     return permissions if permissions.control else Permissions(None, reason=permissions.reason + fault)
 
 
@@ -192,21 +188,15 @@ def _open_zeusd(nvml: Any, gpu: FoundGpu, socket: str) -> ZeusdControl:
     return ZeusdControl(client, gpu.index, socket)
 
 
-def _preflight(nvml: Any, gpu: FoundGpu) -> Permissions:
-    """What NVML permits, found by setting the power limit to what it is."""
-    control = NvmlControl(nvml, gpu.handle)
-    try:
-        nvml.nvmlDeviceSetPowerManagementLimit(gpu.handle, nvml.nvmlDeviceGetPowerManagementLimit(gpu.handle))
-    except nvml.NVMLError as error:
-        if error.value == nvml.NVML_ERROR_NO_PERMISSION:
-            return Permissions(None, reason=f"clocks and power limits cannot be set: {HOW_TO_PERMIT}")
-        if _is_privileged():
-            return Permissions(control, True, False, f"the power limit cannot be set ({error})")
-        return Permissions(None, reason=f"the power limit cannot be set ({error}), clocks neither: {HOW_TO_PERMIT}")
-    return Permissions(control, True, True)
-
-
-def _is_privileged() -> bool:
-    from zeus.device.common import has_sys_admin
-
-    return bool(has_sys_admin())
+def _through_nvml(nvml: Any, gpu: FoundGpu) -> Permissions:
+    """What NVML permits, and what is missing."""
+    clock, limit = clock_and_limit_faults(nvml, gpu.handle)
+    if clock is not None and limit is not None and clock.needs_permission and limit.needs_permission:
+        return Permissions(None, reason=f"clocks and power limits cannot be set: {HOW_TO_PERMIT}")
+    missing = {what: fault for what, fault in {"SM clock": clock, "power limit": limit}.items() if fault is not None}
+    parts = [
+        f"the {what} cannot be set ({fault.message})" + (f": {HOW_TO_PERMIT}" if fault.needs_permission else "")
+        for what, fault in missing.items()
+    ]
+    control = None if len(missing) == 2 else NvmlControl(nvml, gpu.handle)
+    return Permissions(control, clock is None, limit is None, "; ".join(parts))

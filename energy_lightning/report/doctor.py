@@ -26,7 +26,8 @@ class GpuFacts:
 
     Attributes:
         index, uuid, name: as the driver has them.
-        visible_as: the number by which this process's CUDA knows it; None: hidden by CUDA_VISIBLE_DEVICES.
+        visible_as: the number by which CUDA knows it, whether or not this torch has CUDA; None: hidden by
+            CUDA_VISIBLE_DEVICES.
         is_mig: cut into slices, or seen as one.
         emulated: an emulated NVML answers: nothing here is hardware.
         model: packaged emulated GPU of the same name, or None.
@@ -75,6 +76,8 @@ class Examination:
         used_device, used_collectives: what a job with default settings takes, and why, one line each.
         emulated: whether its time and energy would be a model's.
         mode: what it would run in; None on an emulated GPU, and on one that cannot be measured.
+        mode_with_nvidia: what a job with device=nvidia would run in, where one with default settings takes an emulated
+            GPU; None: it would not start.
         permit: the command that permits more, or None where nothing is missing.
     """
 
@@ -87,6 +90,7 @@ class Examination:
     used_collectives: str
     emulated: bool
     mode: DeviceMode | None
+    mode_with_nvidia: DeviceMode | None = None
     permit: str | None = None
     state_dir: str = field(default="")
 
@@ -98,7 +102,7 @@ class Examination:
 def print_examination(console: Console, found: Examination) -> None:
     """The tables, and below them what a job would do and the one command that permits more."""
     for gpu in found.gpus:
-        console.print(_gpu_table(gpu))
+        console.print(_gpu_table(gpu, has_cuda=not found.emulated))
     if not found.gpus:
         console.print("No NVIDIA GPU.", style="bold")
     for fault in found.faults:
@@ -109,6 +113,9 @@ def print_examination(console: Console, found: Examination) -> None:
     _line(console, f"Collectives: {found.used_collectives}")
     if found.mode is not None:
         _line(console, f"Mode: {_MODES[found.mode]}")
+    if found.mode_with_nvidia is not None:
+        on = " on the EMULATED NVML" if any(gpu.emulated for gpu in found.gpus) else ""
+        _line(console, f"Mode with device=nvidia{on}: {_MODES[found.mode_with_nvidia]}")
     if found.permit is not None:
         _line(console, "To permit more, an administrator runs:")
         _line(console, f"  {found.permit}")
@@ -122,8 +129,9 @@ def _table(title: str) -> Table:
     return Table(title=title, title_justify="left", box=SIMPLE_HEAD)
 
 
-def _gpu_table(gpu: GpuFacts) -> Table:
-    seen = "hidden by CUDA_VISIBLE_DEVICES" if gpu.visible_as is None else f"cuda:{gpu.visible_as}"
+def _gpu_table(gpu: GpuFacts, *, has_cuda: bool) -> Table:
+    seen = f"cuda:{gpu.visible_as}" if has_cuda else "not seen by torch"
+    seen = "hidden by CUDA_VISIBLE_DEVICES" if gpu.visible_as is None else seen
     emulated = ", EMULATED NVML: no hardware" if gpu.emulated else ""
     table = _table(f"GPU {gpu.index}: {gpu.name}, {seen}{emulated}")
     table.add_column("What")

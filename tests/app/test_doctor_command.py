@@ -78,9 +78,8 @@ def examined(folder: Path, *boards: EmulatedBoard, **options: Any) -> Examinatio
         after = [nvml.state(index) for index in range(len(boards))]
     for was, state in zip(before, after, strict=True):
         assert (state.locked_mhz, state.power_limit_w) == (was.locked_mhz, was.power_limit_w)
-        # the one control call it makes sets what is set already
-        calls = {call.function for call in state.sets}
-        assert calls <= {"nvmlDeviceSetPowerManagementLimit"}
+        # the one control call that the driver takes sets what is set already
+        assert {call.function for call in state.sets if call.code == 0} <= {"nvmlDeviceSetPowerManagementLimit"}
     return found
 
 
@@ -181,11 +180,36 @@ def test_an_impossible_visible_devices_is_a_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("cuda_version", "words"), [(None, "build for CPUs"), ("12.8", "torch's CUDA fails")])
-def test_a_gpu_that_torch_does_not_see_is_not_used(tmp_path: Path, cuda_version: str | None, words: str) -> None:
-    found = examined(tmp_path, board(), torch=torch_with(0, cuda_version))
+def test_a_gpu_that_torch_does_not_see_is_not_used_unless_it_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], cuda_version: str | None, words: str
+) -> None:
+    found = examined(tmp_path, board(permissions=()), torch=torch_with(0, cuda_version))
     assert found.emulated
-    assert found.mode is None
+    assert (found.mode, found.mode_with_nvidia) == (None, "measure-only")
     assert words in found.used_device
+    text = shown(found, capsys)
+    assert "A100-SXM4-40GB, not seen by torch, EMULATED NVML" in text
+    assert "cuda:0" not in text
+    assert "Mode with device=nvidia on the EMULATED NVML: measuring only" in text
+
+
+@pytest.mark.parametrize(
+    ("permission", "words"),
+    [
+        ("sm_clock", "lock SM clocks yes set power limit no control the power limit cannot be set"),
+        ("power_limit", "lock SM clocks no set power limit yes control the SM clock cannot be set"),
+    ],
+)
+def test_one_of_the_two_permissions_is_told_from_both(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], permission: str, words: str
+) -> None:
+    found = examined(tmp_path, board(permissions=(permission,)))
+    assert (found.mode, found.permit is None) == ("full", False)
+    assert words in shown(found, capsys)
+
+
+def test_a_board_without_limits_is_no_matter_of_permission(tmp_path: Path) -> None:
+    assert examined(tmp_path, board(has_clock_control=False)).permit is None
 
 
 def test_no_driver_means_an_emulated_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,8 +67,8 @@ class Machine:
         return state.locked_mhz, state.power_limit_w
 
     def calls(self, index: int = 0) -> list[str]:
-        """Control calls that were made after the permission was looked for (which is the first), refused ones too."""
-        return [call.function for call in self.nvml.state(index).sets[1:]]
+        """Control calls that were made after the permission was looked for (the first two), refused ones too."""
+        return [call.function for call in self.nvml.state(index).sets[2:]]
 
 
 @contextmanager

@@ -84,6 +84,7 @@ class EmulatedDriver:
         except Fault as fault:
             self._note(live, name, pid, inputs, fault.code)
             raise
+        live.count(name)
         self._note(live, name, pid, inputs, Code.SUCCESS)
         return answer
 

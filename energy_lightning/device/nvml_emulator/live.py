@@ -71,6 +71,11 @@ class LiveBoard:
             left, code = self._failing[function]
             if left == 0 and code:
                 raise Fault(code)
+
+    def count(self, function: str) -> None:
+        """A call of `function` has worked."""
+        if function in self._failing:
+            left, code = self._failing[function]
             self._failing[function] = (max(left - 1, 0), code)
 
     def allow(self, supported: bool, permission: str) -> None:
