@@ -7,6 +7,7 @@ gives it back.
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from types import ModuleType
@@ -76,6 +77,9 @@ class NvidiaDevice:
         self.num_sms = self._count_sms()
         self.frequencies_mhz = self._readings.supported_mhz()
         self.power_limit_range_w = self._readings.power_limit_range_w()
+        self._last_limit_w: float | None = None
+        with suppress(DeviceError):  # boards without limits
+            self._last_limit_w = self.power_limit_w
         self.static_power_w = self._find_static_power_w(static_power_w)
         self.switch_time_s = self._model.switch_time_s if self._model else _SWITCH_TIME_S
         self.state_dir = default_state_dir(self._host.environment)
@@ -186,7 +190,8 @@ class NvidiaDevice:
     @property
     def power_limit_w(self) -> float:
         """The power limit that is enforced now."""
-        return self._readings.enforced_limit_w()
+        self._last_limit_w = self._readings.enforced_limit_w()
+        return self._last_limit_w
 
     def synchronize(self) -> None:
         """Wait for the GPU's work (through torch, if it drives the GPU)."""
@@ -215,11 +220,17 @@ class NvidiaDevice:
     def set_power_limit(self, power_limit_w: float) -> float:
         """Set the power limit; returns the one enforced afterwards (boards round). DeviceError outside the range.
 
-        Where the driver refuses, one line says so, `can_set_power_limit` becomes False and nothing is recorded as set.
+        Where the driver refuses, one line says so, `can_set_power_limit` becomes False and nothing is recorded as set;
+        a GPU that is lost does not even tell its limit: the one told last is returned.
         """
         self._check_limit(power_limit_w)
         self._control.set_limit(power_limit_w, self._readings.set_limit_w)
-        return self.power_limit_w
+        try:
+            return self.power_limit_w
+        except DeviceError:
+            if self._last_limit_w is None or self.can_set_power_limit:
+                raise
+            return self._last_limit_w
 
     def reset_power_limit(self) -> None:
         """Back to the limit before the first `set_power_limit`."""

@@ -5,11 +5,13 @@ Only where torch has no CUDA to ask (see `finding`): a torch device is found by 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from energy_lightning.types import DeviceError
 
 _NAMED = ("GPU-", "MIG-")
+_INDEX = re.compile(r"[+-]?[0-9]+")  # int() would also take "1_0"
 
 
 def visible_gpus(value: str | None, uuids: Sequence[str]) -> tuple[int, ...]:
@@ -44,12 +46,11 @@ def _resolve(entry: str, value: str, uuids: Sequence[str]) -> int | None:
     where = f"CUDA_VISIBLE_DEVICES={value}"
     if entry.startswith(_NAMED):
         return match_uuid(entry, uuids, where)
-    try:
-        index = int(entry)
-    except ValueError:
+    if not _INDEX.fullmatch(entry):
         raise DeviceError(
             f"{where}: {entry!r} is neither an index nor a UUID; give e.g. 0 or {next(iter(uuids), 'GPU-...')}"
-        ) from None
+        )
+    index = int(entry)
     if index >= len(uuids):
         raise DeviceError(f"{where}: there is no GPU {index}; this machine has {len(uuids)}, counted from 0")
     return None if index < 0 else index

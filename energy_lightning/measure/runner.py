@@ -137,8 +137,10 @@ class PartitionMeter:
             for i in rng.permutation(len(requests)):
                 results[int(i)] = self.measure(*requests[i])
         finally:
-            self._runner.release()
-            self._device.reset_frequency()
+            try:
+                self._device.reset_frequency()
+            finally:
+                self._runner.release()
         return [results[i] for i in range(len(requests))]
 
     def measure(self, partition: Partition, config: PartitionConfig) -> Measurement:

@@ -181,7 +181,10 @@ def test_looking_for_permission_changes_nothing(tmp_path: Path) -> None:
     with machine(tmp_path, board) as m:
         assert m.open().mode == "full"
         assert m.settings() == ((900, 1200), 250.0)
-        assert [call.function for call in m.nvml.state(0).sets] == [LIMIT]
+        assert [(call.function, call.code) for call in m.nvml.state(0).sets] == [
+            (LIMIT, Code.SUCCESS),
+            (LOCK, Code.INVALID_ARGUMENT),
+        ]
 
 
 def test_without_permission_nothing_is_tried_and_the_line_names_the_capability(
@@ -220,13 +223,46 @@ def test_a_permission_that_is_lost_in_a_run_is_one_line_and_measuring_goes_on(
         assert m.settings() == (None, 400.0)
 
 
-def test_a_first_lock_that_is_refused_is_not_recorded_as_a_change(tmp_path: Path) -> None:
-    with machine(tmp_path, EmulatedBoard(uuid=AAAA, fail_after={LOCK: (0, Code.NO_PERMISSION)})) as m:
+def test_a_limit_for_a_gpu_that_is_lost_is_a_refusal_as_any_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with machine(tmp_path) as m:
         device = m.open()
+        assert device.set_power_limit(300.0) == 300.0
+        m.nvml.lose(0)
+        assert device.set_power_limit(200.0) == 300.0  # what it told last
+        assert device.can_set_power_limit is False
+        m.nvml.lose(0, False)
+        device.close()
+        assert m.settings() == (None, 400.0)
+    assert "Training goes on" in warnings_of(caplog)[0]
+
+
+def test_a_first_lock_that_is_refused_is_not_recorded_as_a_change(tmp_path: Path) -> None:
+    with machine(tmp_path) as m:
+        device = m.open()
+        m.nvml.fail(0, LOCK, Code.NO_PERMISSION)
         device.lock_frequency(1200)
         device.close()
         assert device.requested_frequency_mhz() is None
         assert m.calls() == [LOCK]  # nothing to give back, so no reset
+
+
+@pytest.mark.parametrize(
+    ("permission", "settings"), [("sm_clock", ((1200, 1200), 400.0)), ("power_limit", (None, 200.0))]
+)
+def test_one_of_the_two_permissions_is_found_and_used(
+    tmp_path: Path, permission: str, settings: tuple[Any, float]
+) -> None:
+    with machine(tmp_path, EmulatedBoard(uuid=AAAA, permissions=(permission,))) as m:
+        device = m.open()
+        device.lock_frequency(1200)
+        device.set_power_limit(200.0)
+        assert (device.can_lock_frequency, device.can_set_power_limit) == (settings[0] is not None, settings[1] < 400.0)
+        assert (device.mode, m.settings()) == ("full", settings)
+        assert "SYS_ADMIN" in device.mode_reason
+        device.close()
+        assert m.settings() == (None, 400.0)
 
 
 def test_a_board_that_locks_no_clocks_may_still_take_limits(tmp_path: Path) -> None:
@@ -310,7 +346,7 @@ def test_a_gpu_that_another_job_controls_is_only_measured(tmp_path: Path, caplog
         assert "pretraining" in line
         other.lock_frequency(900)
         other.close()
-        assert m.calls() == [LIMIT, LIMIT]  # the three looks for permission
+        assert m.calls() == [LIMIT, LOCK] * 2  # the three looks for permission
 
 
 # values

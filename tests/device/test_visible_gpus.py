@@ -47,6 +47,8 @@ def test_a_machine_without_gpus() -> None:
         ("0,3", "there is no GPU 3; this machine has 3, counted from 0"),
         ("gpu0", "'gpu0' is neither an index nor a UUID; give e.g. 0 or GPU-aaaa0000-1111"),
         ("0,", "'' is neither an index nor a UUID"),
+        ("1_0", "'1_0' is neither an index nor a UUID"),
+        ("\u0661", "is neither an index nor a UUID"),  # a digit of another script
         ("MIG-aaaa", "'MIG-aaaa' is no GPU of this machine"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -161,3 +162,12 @@ def test_what_is_prepared_is_released_when_a_batch_of_measurements_ends_however_
     with pytest.raises(DeviceError, match="905"):
         meter.measure_all([(PARTITION, PartitionConfig("fwd_attn", 905))], np.random.default_rng(0))
     assert runner.num_released == 2
+
+
+def test_the_clock_comes_back_where_freeing_memory_fails() -> None:
+    device = ScriptedDevice()
+    runner = CollectiveRunner(device, threading.Barrier(1), 0.1)
+    runner.release = Mock(side_effect=RuntimeError("CUDA error: an illegal memory access"))  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        PartitionMeter(device, runner).measure_all([(PARTITION, CONFIG)], np.random.default_rng(0))
+    assert device.requested_frequency_mhz() is None
