@@ -170,16 +170,23 @@ class EnergyMonitorMixin:
         device = self._monitored.device
         each_s = self.total.time_s / self.num_steps
         line = f"epoch {epoch}: {each_s:.4g} s a step, {self.total.time_s:.4g} s in all"
-        if self._has_energy and self.total.energy_j == 0.0:
-            line += ", energy not known yet: the counter has not moved"
-        elif self._has_energy:
-            power_w = self.own.energy_j / self.own.time_s if self.own.time_s else 0.0
-            line += f", {self.total.energy_j:.4g} J over the GPUs of all processes, {power_w:.0f} W on this one"
+        line += f", {self._energy_in_words()}"
         if self._temperatures is not None and self._temperatures.text:
             line += f", {self._temperatures.text}"
-        if not self.total.complete:
-            line += " (incomplete: some energy readings were void)" if self._has_energy else ", energy not known"
         return line + (f" (EMULATED: {device.name})" if has_emulated_figures(device) else f" ({device.name})")
+
+    def _energy_in_words(self) -> str:
+        total, own = self.total, self.own
+        if not self._has_energy:
+            return "energy not known"
+        if total.energy_j == 0.0:
+            return "energy not known" + (
+                " yet: the counter has not moved" if total.complete else ": no reading was valid"
+            )
+        words = f"{total.energy_j:.4g} J over the GPUs of all processes"
+        if own.complete and own.time_s > 0.0:
+            words += f", {own.energy_j / own.time_s:.0f} W on this one"
+        return words + ("" if total.complete else " (incomplete: some energy readings were void)")
 
     def _open(self, trainer: Any, device: Any) -> None:
         self._meter = EnergyMeter(device)

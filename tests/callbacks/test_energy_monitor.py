@@ -109,6 +109,26 @@ def test_a_counter_that_has_not_moved_yet_is_no_energy_of_zero(tmp_path: Path) -
     assert "energy not known yet: the counter has not moved" in trainer.lightning_module.lines[-1]
 
 
+@pytest.mark.parametrize(
+    ("valid_steps", "words"),
+    [
+        (0, "s in all, energy not known: no reading was valid ("),
+        (2, " J over the GPUs of all processes (incomplete: some energy readings were void) ("),  # and no mean power
+    ],
+)
+def test_a_counter_that_cannot_be_read_any_more_is_said(tmp_path: Path, valid_steps: int, words: str) -> None:
+    device = Scripted(power_w=lambda _: 200.0)
+    device.temperature_c = lambda: None  # type: ignore[method-assign]
+    trainer = kareus_trainer(EnergyMonitor(), tmp_path, device)
+    trainer.call("on_train_start")
+    for _ in range(valid_steps):
+        trainer.batch(0, steps=True)
+    device.energy_j = lambda: None  # type: ignore[method-assign]
+    trainer.batch(0, steps=True)
+    trainer.call("on_train_epoch_end")
+    assert words in trainer.lightning_module.lines[-1]
+
+
 def test_the_line_of_an_epoch_tells_its_range_of_temperatures(tmp_path: Path) -> None:
     device = Scripted()
     readings_c = iter([50.0, 61.0, 58.0, 40.0])
