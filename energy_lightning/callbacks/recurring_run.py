@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from energy_lightning.callbacks.run_meter import Spent
 from energy_lightning.recurring import BatchSizeOptimizer, RecurringError
-from energy_lightning.recurring.store import RunStore
+from energy_lightning.recurring.store import RunStore, read_settings
 
 Verdict = Literal["going on", "reached", "too dear", "ended"]
 
@@ -46,7 +46,8 @@ class RecurringRun:
         self._max_power_is_measured = "max_power_w" not in settings
         known = dict(settings)
         if self._max_power_is_measured:  # the first run needs none: there is nothing to compare
-            known["max_power_w"] = RunStore(path).settings().get("max_power_w", 1.0)
+            with RunStore(path).reading() as connection:
+                known["max_power_w"] = read_settings(connection).get("max_power_w", 1.0)
         self._optimizer = BatchSizeOptimizer(batch_sizes, store=path, **known)
         self._target, self._emulated = target, False
         self.batch_size = self._optimizer.suggest()

@@ -1,17 +1,15 @@
 """Recurring jobs and power limits, as in Zeus and beyond (floor 1: numpy and the standard library's sqlite3)."""
 
-from energy_lightning.recurring.joint import Choice, JointOptimizer
-from energy_lightning.recurring.optimizer import BatchSizeOptimizer
-from energy_lightning.recurring.power import PowerLimitSample, PowerObjective, choose_power_limit, power_limit_steps
-from energy_lightning.recurring.runs import (
-    Belief,
-    CostRule,
+from energy_lightning.recurring.errors import (
     RecurringError,
-    Run,
     StoreError,
     TargetNeverReachedError,
     TargetNeverReachedWarning,
 )
+from energy_lightning.recurring.joint import Choice, JointOptimizer
+from energy_lightning.recurring.optimizer import BatchSizeOptimizer
+from energy_lightning.recurring.power import PowerLimitSample, PowerObjective, choose_power_limit, power_limit_steps
+from energy_lightning.recurring.runs import Belief, CostRule, Run
 from energy_lightning.recurring.scaling import scaled_learning_rate
 from energy_lightning.recurring.settings import POLICIES, JobSettings
 from energy_lightning.recurring.state import Savings, savings

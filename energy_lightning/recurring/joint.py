@@ -15,8 +15,8 @@ from sqlite3 import Connection
 
 from energy_lightning.recurring import store as rows
 from energy_lightning.recurring.optimizer import BatchSizeOptimizer
-from energy_lightning.recurring.power import PowerLimitSample, PowerObjective, choose_power_limit
-from energy_lightning.recurring.runs import RecurringError, Run
+from energy_lightning.recurring.power import PowerLimitSample, PowerObjective, choose_power_limit, merged_profile
+from energy_lightning.recurring.runs import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +49,7 @@ class JointOptimizer(BatchSizeOptimizer):
 
         Raises RecurringError on an empty sweep, impossible values, or a size that is no arm.
         """
-        self._check_arm(batch_size)
-        kept = [one if isinstance(one, PowerLimitSample) else _sample(*one) for one in samples]
+        batch_size, kept = self._arm(batch_size), merged_profile(samples)
         best = self._best(kept)
         with self._store.changing() as connection:
             rows.write_profile(connection, batch_size, [(s.power_limit_w, s.time_s, s.energy_j) for s in kept])
@@ -58,7 +57,7 @@ class JointOptimizer(BatchSizeOptimizer):
 
     def profiles(self) -> dict[int, list[PowerLimitSample]]:
         """Batch size -> its sweep, lowest limit first; sizes without one are left out."""
-        with self._store.changing() as connection:
+        with self._store.reading() as connection:
             return self._profiles(connection)
 
     def limit_of(self, batch_size: int) -> float | None:
@@ -73,7 +72,7 @@ class JointOptimizer(BatchSizeOptimizer):
 
     def _profiles(self, connection: Connection) -> dict[int, list[PowerLimitSample]]:
         read = {size: rows.read_profile(connection, size) for size in self.batch_sizes}
-        return {size: [_sample(*row) for row in sweep] for size, sweep in read.items() if sweep}
+        return {size: merged_profile(sweep) for size, sweep in read.items() if sweep}
 
     def _comparable(self, connection: Connection) -> list[Run]:
         """Every run as if it had been made under its batch size's best limit, where the profile tells."""
@@ -88,10 +87,4 @@ class JointOptimizer(BatchSizeOptimizer):
             energy_j, time_s = run.energy_j * best.energy_j / made.energy_j, run.time_s * best.time_s / made.time_s
             return replace(run, energy_j=energy_j, time_s=time_s, power_limit_w=None)
 
-        return [converted(run) for run in rows.read(connection)]
-
-
-def _sample(power_limit_w: float, time_s: float, energy_j: float) -> PowerLimitSample:
-    if not power_limit_w > 0.0:
-        raise RecurringError(f"a power limit must be positive, got {power_limit_w}")
-    return PowerLimitSample(power_limit_w=power_limit_w, time_s=time_s, energy_j=energy_j)
+        return [converted(run) for run in self._runs(connection)]

@@ -8,23 +8,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from sqlite3 import Connection
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from energy_lightning.recurring import store as rows
-from energy_lightning.recurring.runs import (
-    Belief,
-    CostRule,
-    Outcome,
+from energy_lightning.recurring.errors import (
     RecurringError,
-    Run,
-    StoreError,
     TargetNeverReachedError,
     TargetNeverReachedWarning,
-    View,
+    positive,
+    truth,
+    whole,
 )
-from energy_lightning.recurring.settings import POLICIES, JobSettings
+from energy_lightning.recurring.runs import Belief, CostRule, Outcome, Run, View
+from energy_lightning.recurring.settings import POLICIES, JobSettings, seed_and_clock, stored_settings
 from energy_lightning.recurring.store import RunStore
 
 
@@ -50,7 +48,7 @@ class BatchSizeOptimizer:
         *,
         default: int,
         max_power_w: float,
-        store: str | Path,
+        store: str | Path | RunStore,
         eta: float = 0.5,
         beta: float = 2.0,
         seed: int = 0,
@@ -69,19 +67,24 @@ class BatchSizeOptimizer:
             window=window,
             lease_s=lease_s,
         )
-        self._policy, self._seed, self._clock = POLICIES[policy], seed, clock
+        self._policy, self._seed, self._clock = POLICIES[policy], *seed_and_clock(seed, clock)
         self._open: dict[int, int] = {}  # run_id -> batch size of this process's suggestions, oldest first
-        self._store = RunStore(store)
+        self._store = store if isinstance(store, RunStore) else RunStore(store)
         self._keep_settings()
 
     @classmethod
-    def of_store(cls, store: str | Path) -> Self:
-        """The optimizer of a store that is there, as it was last set. StoreError where it holds no settings."""
-        settings = RunStore(store, create=False).settings()
-        settings.pop("emulated", None)
-        if "batch_sizes" not in settings:
-            raise StoreError(f"{store} holds no settings yet: open it once with BatchSizeOptimizer(..., store=...)")
-        return cls(settings.pop("batch_sizes"), store=store, **settings)
+    def of_store(cls, store: str | Path, **options: Any) -> Self:
+        """The optimizer of a store that is there, as it was last set; nothing is written before the first change.
+
+        `options`: seed and clock, which no store keeps. StoreError where it holds no settings, or damaged ones.
+        """
+        if other := sorted(set(options) - {"seed", "clock"}):
+            raise RecurringError(
+                f"of_store takes {other[0]} from the store: to change it give it to {cls.__name__}(..., store=...), "
+                "and to of_store only seed and clock"
+            )
+        kept = RunStore(store, create=False)
+        return cls(**asdict(stored_settings(kept)), store=kept, **options)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -105,9 +108,10 @@ class BatchSizeOptimizer:
 
     def _keep_settings(self) -> None:
         settings = {**asdict(self.settings), "batch_sizes": list(self.batch_sizes)}
-        with self._store.changing() as connection:
+        with self._store.reading() as connection:
             known = rows.read_settings(connection)
-            if any(name not in known or known[name] != value for name, value in settings.items()):
+        if any(name not in known or known[name] != value for name, value in settings.items()):
+            with self._store.changing() as connection:
                 rows.write_settings(connection, settings)
 
     def suggest(self, *, power_limit_w: float | None = None) -> int:
@@ -116,14 +120,13 @@ class BatchSizeOptimizer:
         Runs under other power limits than `power_limit_w` count as a prior. Where every size was tried and none reached
         the target, warns TargetNeverReachedWarning and keeps the default.
         """
-        now_s = self._clock()
+        power_limit_w = _limit(power_limit_w)
         with self._store.changing() as connection:
-            rows.bury(connection, now_s)
             view, num_runs = self._view(connection, power_limit_w), rows.count(connection)
             lost = view.never_reached()
             arm = view.default if lost else self._policy.suggest(view, np.random.default_rng([self._seed, num_runs]))
             batch_size = self.batch_sizes[arm]
-            run_id = rows.start(connection, batch_size, now_s + self.settings.lease_s, power_limit_w)
+            run_id = rows.start(connection, batch_size, self._lease_end_s(), power_limit_w)
         self._open[run_id] = batch_size
         if lost:
             warnings.warn(self._never_reached(), TargetNeverReachedWarning, stacklevel=2)
@@ -137,7 +140,7 @@ class BatchSizeOptimizer:
         spent = self.cost(energy_j, time_s)
         with self._store.changing() as connection:
             for run_id in self._open:
-                rows.renew(connection, run_id, self._clock() + self.settings.lease_s)
+                rows.renew(connection, run_id, self._lease_end_s())
             least = self._view(connection, None).least_cost()
         return least is not None and spent > self.settings.beta * least
 
@@ -157,7 +160,8 @@ class BatchSizeOptimizer:
         Raises RecurringError where the size is no arm, the figures cannot be, or the store's are of the other kind
         (measured or `emulated`).
         """
-        self._check_arm(batch_size)
+        batch_size, power_limit_w = self._arm(batch_size), _limit(power_limit_w)
+        reached_target, emulated = truth("reached_target", reached_target), truth("emulated", emulated)
         self.cost(energy_j, time_s)
         run_id = self.open_run(batch_size)
         with self._store.changing() as connection:
@@ -178,11 +182,12 @@ class BatchSizeOptimizer:
     @property
     def emulated(self) -> bool:
         """Whether the store's runs are emulated ones."""
-        return bool(self._store.settings().get("emulated", False))
+        with self._store.reading() as connection:
+            return bool(rows.read_settings(connection).get("emulated", False))
 
     def check_kind(self, emulated: bool) -> None:
         """Raise RecurringError where a report of that kind would be refused."""
-        with self._store.changing() as connection:
+        with self._store.reading() as connection:
             self._mark_kind(connection, emulated, known_only=True)
 
     def _mark_kind(self, connection: Connection, emulated: bool, *, known_only: bool = False) -> None:
@@ -198,7 +203,7 @@ class BatchSizeOptimizer:
 
     def abandon(self, batch_size: int) -> None:
         """This process's oldest open suggestion of that size will not report: it says nothing of the size."""
-        run_id = self.open_run(batch_size)
+        run_id = self.open_run(self._arm(batch_size))
         if run_id is not None:
             with self._store.changing() as connection:
                 rows.close(connection, run_id)
@@ -210,10 +215,10 @@ class BatchSizeOptimizer:
         A report that it ended without its target is taken back. Where the store does not hold it any more, or it has
         reached its target, a new run of that size is open instead.
         """
-        self._check_arm(batch_size)
-        lease_end_s = self._clock() + self.settings.lease_s
+        batch_size = self._arm(batch_size)
+        lease_end_s = self._lease_end_s()
         with self._store.changing() as connection:
-            known = [run for run in rows.read(connection) if (run.run_id, run.batch_size) == (run_id, batch_size)]
+            known = [run for run in self._runs(connection) if (run.run_id, run.batch_size) == (run_id, batch_size)]
             if known and not known[0].reached_target:
                 rows.reopen(connection, known[0].run_id, lease_end_s)
                 self._open[known[0].run_id] = batch_size
@@ -251,21 +256,28 @@ class BatchSizeOptimizer:
 
     def runs(self) -> list[Run]:
         """Every run in the store, finished ones first, in the order they reported."""
-        return self._store.runs()
+        with self._store.reading() as connection:
+            return self._runs(connection)
 
-    def _check_arm(self, batch_size: int) -> None:
-        if batch_size not in self.batch_sizes:
-            raise RecurringError(
-                f"batch size {batch_size} is none of {list(self.batch_sizes)}: report what was suggested"
-            )
+    def _runs(self, connection: Connection) -> list[Run]:
+        return rows.read(connection, self._clock(), self.settings.lease_s)
+
+    def _lease_end_s(self) -> float:
+        return self._clock() + self.settings.lease_s
+
+    def _arm(self, batch_size: int) -> int:
+        plain = whole("batch_size", batch_size, least=1)
+        if plain not in self.batch_sizes:
+            raise RecurringError(f"batch size {plain} is none of {list(self.batch_sizes)}: report what was suggested")
+        return plain
 
     def _comparable(self, connection: Connection) -> list[Run]:
         """The runs as the policy is to compare them."""
-        return rows.read(connection)
+        return self._runs(connection)
 
     def _read_view(self, power_limit_w: float | None) -> View:
-        with self._store.changing() as connection:
-            return self._view(connection, power_limit_w)
+        with self._store.reading() as connection:
+            return self._view(connection, _limit(power_limit_w))
 
     def _view(self, connection: Connection, power_limit_w: float | None) -> View:
         arms = {size: arm for arm, size in enumerate(self.batch_sizes)}
@@ -294,3 +306,7 @@ class BatchSizeOptimizer:
             f"none of the batch sizes {list(self.batch_sizes)} has reached the target in {self._store.path}; the "
             f"default {self.default} is kept. Lower the target, train longer, or offer other sizes"
         )
+
+
+def _limit(power_limit_w: float | None) -> float | None:
+    return None if power_limit_w is None else positive("power_limit_w", power_limit_w, "250.0 (W)")

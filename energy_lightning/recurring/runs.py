@@ -1,4 +1,4 @@
-"""What a recurring job remembers of its runs, what a run cost, and the errors of this package (floor 1)."""
+"""What a recurring job remembers of its runs, and what a run cost (floor 1)."""
 
 from __future__ import annotations
 
@@ -6,25 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from energy_lightning.errors import EnergyLightningError
+from energy_lightning.recurring.errors import RecurringError, number
 
 _MOST_J = 1e100  # what is more would make sums of squares overflow
-
-
-class RecurringError(EnergyLightningError):
-    """A setting or a reported run that a recurring job cannot have."""
-
-
-class StoreError(RecurringError):
-    """A store that is not ours, is damaged, or cannot be written; it was left as it is."""
-
-
-class TargetNeverReachedError(RecurringError):
-    """Every batch size was tried and none reached the target metric."""
-
-
-class TargetNeverReachedWarning(UserWarning):
-    """No batch size has reached the target, so the default one is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +50,8 @@ class CostRule:
     max_power_w: float
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "eta", number("eta", self.eta, "0.5"))
+        object.__setattr__(self, "max_power_w", number("max_power_w", self.max_power_w, "250.0 (W)"))
         if not 0.0 <= self.eta <= 1.0:
             raise RecurringError(f"eta weighs energy against time and must be in [0, 1], got {self.eta}")
         if not 0.0 < self.max_power_w < math.inf:
@@ -73,10 +59,7 @@ class CostRule:
 
     def __call__(self, energy_j: float, time_s: float) -> float:
         """Cost in J; raises RecurringError where energy or time is no number, negative, NaN, infinite or absurd."""
-        try:
-            energy_j, time_s = float(energy_j), float(time_s)
-        except (TypeError, ValueError) as error:
-            raise RecurringError(f"energy_j and time_s must be numbers, got {energy_j!r} and {time_s!r}") from error
+        energy_j, time_s = number("energy_j", energy_j, "1500.0 (J)"), number("time_s", time_s, "60.0 (s)")
         if not (0.0 <= energy_j < math.inf and 0.0 < time_s < math.inf):
             raise RecurringError(f"need 0 <= energy_j and 0 < time_s, both finite, got {energy_j} J and {time_s} s")
         cost = self.eta * energy_j + (1.0 - self.eta) * self.max_power_w * time_s

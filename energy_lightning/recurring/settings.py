@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from energy_lightning.recurring import learned, published
-from energy_lightning.recurring.runs import CostRule, RecurringError
+from energy_lightning.recurring.errors import RecurringError, StoreError, number, whole
+from energy_lightning.recurring.runs import CostRule
+from energy_lightning.recurring.store import RunStore, read_settings
 
 POLICIES = {"learned": learned, "published": published}
+MOST_SAMPLES = 2**53  # of a batch: SQLite and floats hold it exactly
+
+
+def seed_and_clock(seed: Any, clock: Any) -> tuple[int, Callable[[], float]]:
+    """What an optimizer needs besides the settings that a store keeps, checked."""
+    if not callable(clock):
+        raise RecurringError(f"clock must be a function that tells the time in s, e.g. time.time, got {clock!r}")
+    return whole("seed", seed, least=0), clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +37,10 @@ class JobSettings:
     lease_s: float = 6 * 3600.0
 
     def __post_init__(self) -> None:
-        CostRule(eta=self.eta, max_power_w=self.max_power_w)
+        rule = CostRule(eta=self.eta, max_power_w=self.max_power_w)
+        self._set(eta=rule.eta, max_power_w=rule.max_power_w)
+        self._set(default=whole("default", self.default, least=1))
+        self._set(beta=number("beta", self.beta, "2.0"), lease_s=number("lease_s", self.lease_s, "21600.0 (s)"))
         if self.default not in self.batch_sizes:
             raise RecurringError(
                 f"default {self.default} is none of the batch sizes {list(self.batch_sizes)}: add it, or choose one"
@@ -36,22 +49,31 @@ class JobSettings:
             raise RecurringError(
                 f"beta must be more than 1 and finite, got {self.beta}: 2.0 stops at twice the least cost"
             )
-        if self.policy not in POLICIES:
+        if self.policy not in list(POLICIES):
             raise RecurringError(f"unknown policy {self.policy!r}; known: {', '.join(POLICIES)}")
-        too_few = self.window is not None and self.window < len(self.batch_sizes)
-        if too_few or not 0.0 < self.lease_s < math.inf:
+        if not 0.0 < self.lease_s < math.inf:
             raise RecurringError(
-                f"window must hold a run of each of {len(self.batch_sizes)} batch sizes and lease_s be positive, "
-                f"got window={self.window}, lease_s={self.lease_s}"
+                f"lease_s must be positive and finite, got {self.lease_s}: how long a job may be silent"
             )
+        if self.window is not None:
+            what = f"window (runs that count; it must hold one of each of the {len(self.batch_sizes)} batch sizes)"
+            self._set(window=whole(what, self.window, least=len(self.batch_sizes)))
+
+    def _set(self, **values: Any) -> None:
+        """Plain values in place of numpy's, which would not go into the store."""
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     @classmethod
-    def parse(cls, batch_sizes: Sequence[int], **values: Any) -> JobSettings:
+    def parse(cls, batch_sizes: Iterable[int], **values: Any) -> JobSettings:
         """Sizes in any order, two or more different ones."""
-        sizes = tuple(sorted(set(batch_sizes)))
-        if len(sizes) < 2 or len(sizes) != len(batch_sizes) or sizes[0] < 1 or any(int(one) != one for one in sizes):
-            raise RecurringError(f"need two or more different positive batch sizes, got {list(batch_sizes)}")
-        return cls(batch_sizes=tuple(int(one) for one in sizes), **values)
+        if isinstance(batch_sizes, (str, bytes)) or not isinstance(batch_sizes, Iterable):
+            raise RecurringError(f"batch_sizes must be a list of sizes, e.g. [8, 16, 32], got {batch_sizes!r}")
+        given = list(batch_sizes)
+        sizes = sorted({whole("every batch size", one, least=1, most=MOST_SAMPLES) for one in given})
+        if len(sizes) < 2 or len(sizes) != len(given):
+            raise RecurringError(f"need two or more batch sizes, all different, to choose from, got {given}")
+        return cls(batch_sizes=tuple(sizes), **values)
 
     def with_max_power(self, max_power_w: float) -> JobSettings:
         """The same with another power limit."""
@@ -61,3 +83,19 @@ class JobSettings:
     def cost(self) -> CostRule:
         """What a run costs."""
         return CostRule(eta=self.eta, max_power_w=self.max_power_w)
+
+
+def stored_settings(store: RunStore) -> JobSettings:
+    """The settings that the store's latest optimizer was made with. StoreError where it holds none, or damaged ones."""
+    with store.reading() as connection:
+        kept = read_settings(connection)
+    kept.pop("emulated", None)
+    if not kept:
+        raise StoreError(
+            f"{store.path} holds no settings yet: open it once with BatchSizeOptimizer(..., store=...), or train with "
+            "RecurringJob(..., store=...)"
+        )
+    try:
+        return JobSettings.parse(**kept)
+    except (TypeError, RecurringError) as error:  # TypeError: a name is missing, or one too many
+        raise StoreError(f"the settings in {store.path} are damaged ({error}): repair or move the file") from error

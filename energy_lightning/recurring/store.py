@@ -8,52 +8,77 @@ all. A file that is not ours is refused before anything is written to it. Not fo
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from energy_lightning.recurring.runs import Run, StoreError
+from energy_lightning.recurring.errors import RecurringError, StoreError
+from energy_lightning.recurring.runs import Run
 
 APPLICATION_ID = 0x454C5242  # "ELRB" in the header of our files
 VERSION = 2
 WAIT_S = 60.0
 BEGIN = "BEGIN IMMEDIATE"  # the write lock first: two that had both read could not both write
-COLUMNS = "run_id, batch_size, state, reached_target, energy_j, time_s, power_limit_w"
-TABLE = """CREATE TABLE runs (
+COLUMNS = "run_id, batch_size, state, lease_end_s, reached_target, energy_j, time_s, power_limit_w"
+TABLES = {
+    "runs": """CREATE TABLE runs (
     run_id INTEGER PRIMARY KEY, batch_size INTEGER NOT NULL, state TEXT NOT NULL, lease_end_s REAL NOT NULL,
     reached_target INTEGER NOT NULL DEFAULT 0, energy_j REAL, time_s REAL, power_limit_w REAL,
-    finished INTEGER UNIQUE)"""
-SINCE_VERSION_2 = (
-    "CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
-    """CREATE TABLE profiles (
+    finished INTEGER UNIQUE)""",
+    "settings": "CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL)",  # since version 2
+    "profiles": """CREATE TABLE profiles (
     batch_size INTEGER NOT NULL, power_limit_w REAL NOT NULL, time_s REAL NOT NULL, energy_j REAL NOT NULL,
-    PRIMARY KEY (batch_size, power_limit_w))""",
-)
+    PRIMARY KEY (batch_size, power_limit_w))""",  # since version 2
+}
 
 
 class RunStore:
     """Runs of one job in the SQLite file `path`, made if it is not there and may be made.
 
-    StoreError if it is not ours or damaged, and where it is missing and `create` is False.
+    With `create` False nothing is written before the first change; a file of an earlier version is read as it is.
+    RecurringError for what is no path; StoreError if the file is not ours or damaged, or missing and not to be made.
     """
 
     def __init__(self, path: str | Path, *, create: bool = True) -> None:
-        self.path = Path(path)
+        if not isinstance(path, (str, Path)) or str(path) == ":memory:":
+            raise RecurringError(f"store must be the path of a file that stays, e.g. 'job.sqlite', got {path!r}")
+        self.path = Path(path).absolute()
         if not create and not self.path.is_file():
-            raise StoreError(f"no store {self.path}: give the file that BatchSizeOptimizer(store=...) was given")
+            raise StoreError(
+                f"no store {path}: give the file that BatchSizeOptimizer, JointOptimizer or RecurringJob was given as "
+                "store=..."
+            )
         if self.path.is_dir() or not self.path.parent.is_dir():
-            raise StoreError(f"cannot keep runs in {self.path}: give a file in a folder that exists")
-        with self.changing() as connection:
-            self._prepare(connection)
+            raise StoreError(f"cannot keep runs in {path}: give a file in a folder that exists")
+        with self.changing() if create else self.reading() as connection:
+            verdict = connection.execute("PRAGMA quick_check").fetchone()[0]
+            if verdict != "ok":
+                raise StoreError(f"{self.path} is damaged ({verdict}); it was left as it is. Give another path")
 
     @contextmanager
     def changing(self) -> Iterator[sqlite3.Connection]:
         """A connection that holds the write lock; commits at the end, rolls back on any error."""
+        with self._transaction(BEGIN, "rwc") as connection:
+            if self._version(connection) < VERSION:
+                _upgrade(connection)
+            yield connection
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """A connection that sees one state of the store and changes nothing, also where it may not be written."""
+        with self._transaction("BEGIN", "rw") as connection:
+            self._version(connection)
+            yield connection
+
+    @contextmanager
+    def _transaction(self, begin: str, mode: str) -> Iterator[sqlite3.Connection]:
         try:
-            with closing(sqlite3.connect(self.path, timeout=WAIT_S, isolation_level=None)) as connection:
-                connection.execute(BEGIN)
+            place = f"{self.path.as_uri()}?mode={mode}"
+            with closing(sqlite3.connect(place, timeout=WAIT_S, isolation_level=None, uri=True)) as connection:
+                connection.execute(begin)
                 try:
                     yield connection
                 except BaseException:
@@ -61,75 +86,83 @@ class RunStore:
                     raise
                 connection.commit()
         except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorname", "") == "SQLITE_BUSY":
+                raise StoreError(
+                    f"{self.path} is held by another process for more than {WAIT_S:g} s; nothing was changed. Try "
+                    "again, or end the process that holds it"
+                ) from error
             raise StoreError(
                 f"{self.path} is no store of a recurring job, is damaged or cannot be written ({error}); it was left "
                 "as it is. Give another path, or repair or move the file"
             ) from error
 
-    def _prepare(self, connection: sqlite3.Connection) -> None:
+    def _version(self, connection: sqlite3.Connection) -> int:
+        """0: an empty file. StoreError where it is not ours."""
         owner = connection.execute("PRAGMA application_id").fetchone()[0]
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        version = int(connection.execute("PRAGMA user_version").fetchone()[0])
         if owner == 0 and tables == 0:
-            for statement in (TABLE, *SINCE_VERSION_2, f"PRAGMA application_id = {APPLICATION_ID}"):
-                connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {VERSION}")
-            return
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
+            return 0
         if owner != APPLICATION_ID or not 1 <= version <= VERSION:
             raise StoreError(
                 f"{self.path} is another program's or version's database (application {owner:#x}, version {version}; "
                 f"ours {APPLICATION_ID:#x}, {VERSION}); it was left as it is. Give another path"
             )
-        verdict = connection.execute("PRAGMA quick_check").fetchone()[0]
-        if verdict != "ok":
-            raise StoreError(f"{self.path} is damaged ({verdict}); it was left as it is. Give another path")
-        if version == 1:
-            for statement in (*SINCE_VERSION_2, f"PRAGMA user_version = {VERSION}"):
-                connection.execute(statement)
-
-    def runs(self) -> list[Run]:
-        """All runs, in the order they were suggested."""
-        with self.changing() as connection:
-            return read(connection)
-
-    def settings(self) -> dict[str, Any]:
-        """See `read_settings`."""
-        with self.changing() as connection:
-            return read_settings(connection)
+        return version
 
 
-def read(connection: sqlite3.Connection) -> list[Run]:
-    """All runs: finished ones in the order they reported, then the others in the order they were suggested."""
+def _upgrade(connection: sqlite3.Connection) -> None:
+    """Make the tables that are missing, in the transaction of the change that needs them."""
+    for table, statement in TABLES.items():
+        if not _has(connection, table):
+            connection.execute(statement)
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def _has(connection: sqlite3.Connection, table: str) -> bool:
+    found = connection.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (table,))
+    return found.fetchone() is not None
+
+
+def read(connection: sqlite3.Connection, now_s: float, lease_s: float) -> list[Run]:
+    """All runs: finished ones in the order they reported, then the others in the order they were suggested.
+
+    One that runs is dead when its lease has run out at `now_s`, or ends so much later than one of `lease_s` given now
+    that the clock must have been set back since.
+    """
+    if not _has(connection, "runs"):
+        return []
     rows = connection.execute(f"SELECT {COLUMNS} FROM runs ORDER BY finished IS NULL, finished, run_id")
+
+    def state_of(state: str, lease_end_s: float) -> str:
+        lives = now_s <= lease_end_s <= now_s + 2.0 * lease_s
+        return "dead" if state == "running" and not lives else state
+
     return [
         Run(
             run_id=run_id,
-            batch_size=_stored(batch_size, run_id),
-            state=state,
-            reached_target=bool(reached),
-            energy_j=_stored(energy_j, run_id),
-            time_s=_stored(time_s, run_id),
-            power_limit_w=_stored(limit, run_id),
+            batch_size=_stored(batch_size, f"run {run_id}"),
+            state=state_of(state, _stored(lease_end_s, f"run {run_id}")),
+            reached_target=bool(_stored(reached, f"run {run_id}")),
+            energy_j=_stored(energy_j, f"run {run_id}"),
+            time_s=_stored(time_s, f"run {run_id}"),
+            power_limit_w=_stored(limit, f"run {run_id}"),
         )
-        for run_id, batch_size, state, reached, energy_j, time_s, limit in rows
+        for run_id, batch_size, state, lease_end_s, reached, energy_j, time_s, limit in rows
     ]
 
 
-def _stored(value: Any, run_id: int) -> Any:
+def _stored(value: Any, where: str) -> Any:
     """A number or None; StoreError for what nobody but another program writes."""
-    if value is None or (isinstance(value, (int, float)) and value >= 0):
+    if value is None or (isinstance(value, (int, float)) and 0 <= value < math.inf):
         return value
-    raise StoreError(f"run {run_id} in the store holds {value!r} where a number >= 0 belongs: repair or move the file")
+    raise StoreError(f"{where} in the store holds {value!r} where a number >= 0 belongs: repair or move the file")
 
 
 def count(connection: sqlite3.Connection) -> int:
     """How many runs there are, in any state."""
     return int(connection.execute("SELECT count(*) FROM runs").fetchone()[0])
-
-
-def bury(connection: sqlite3.Connection, now_s: float) -> None:
-    """Mark the runs whose lease ran out as dead."""
-    connection.execute("UPDATE runs SET state = 'dead' WHERE state = 'running' AND lease_end_s < ?", (now_s,))
 
 
 def start(connection: sqlite3.Connection, batch_size: int, lease_end_s: float, power_limit_w: float | None) -> int:
@@ -170,11 +203,18 @@ def write_settings(connection: sqlite3.Connection, settings: Mapping[str, Any]) 
 
 def read_settings(connection: sqlite3.Connection) -> dict[str, Any]:
     """The settings that the latest optimizer was made with; {} in a store without."""
+    if not _has(connection, "settings"):
+        return {}
     rows = connection.execute("SELECT name, value FROM settings").fetchall()
     try:
-        return {name: json.loads(value) for name, value in rows}
+        settings = {str(name): json.loads(value) for name, value in rows}
     except (TypeError, ValueError) as error:
         raise StoreError(f"the settings in the store are damaged ({error}): repair or move the file") from error
+    if not isinstance(settings.get("emulated", False), bool):
+        raise StoreError(
+            f"the settings in the store are damaged (emulated is {settings['emulated']!r}): repair or move the file"
+        )
+    return settings
 
 
 def write_profile(connection: sqlite3.Connection, batch_size: int, rows: Sequence[tuple[float, float, float]]) -> None:
@@ -185,9 +225,12 @@ def write_profile(connection: sqlite3.Connection, batch_size: int, rows: Sequenc
 
 def read_profile(connection: sqlite3.Connection, batch_size: int) -> list[tuple[float, float, float]]:
     """(power_limit_w, time_s, energy_j) of a batch size, lowest limit first; [] where it was never profiled."""
+    if not _has(connection, "profiles"):
+        return []
     columns = "SELECT power_limit_w, time_s, energy_j FROM profiles WHERE batch_size = ? ORDER BY power_limit_w"
+    where = f"the profile of batch size {batch_size}"
     return [
-        (float(limit_w), float(time_s), float(energy_j))
+        (_stored(limit_w, where), _stored(time_s, where), _stored(energy_j, where))
         for limit_w, time_s, energy_j in connection.execute(columns, (batch_size,))
     ]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from energy_lightning.recurring.errors import RecurringError, whole
 from energy_lightning.recurring.power import PowerLimitSample
-from energy_lightning.recurring.runs import RecurringError
 
 
 class PowerSweep:
@@ -20,12 +20,12 @@ class PowerSweep:
     def __init__(
         self, limits_w: Sequence[float], known: Mapping[float, PowerLimitSample] | None = None, *, max_tries: int = 3
     ) -> None:
-        if not limits_w or max_tries < 1:
-            raise RecurringError(f"need a limit to try and max_tries >= 1, got {list(limits_w)} and {max_tries}")
+        if not limits_w:
+            raise RecurringError("a sweep needs a limit to try, got none")
         ordered = sorted(set(limits_w), reverse=True)
         self._samples = {limit_w: sample for limit_w, sample in (known or {}).items() if limit_w in ordered}
         self._todo = [limit_w for limit_w in ordered if limit_w not in self._samples]
-        self._max_tries, self._num_tries = max_tries, 0
+        self._max_tries, self._num_tries = whole("max_tries", max_tries, least=1), 0
         self.num_limits = len(ordered)
         self.num_known = len(self._samples)
         self.given_up: dict[float, str] = {}

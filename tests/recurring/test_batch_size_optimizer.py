@@ -235,7 +235,12 @@ def test_beliefs_count_runs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "default", "message"),
-    [([32], 32, "two or more"), ([8, 8], 8, "different"), ([8, 0], 8, "positive"), ([8, 16], 12, "default 12 is none")],
+    [
+        ([32], 32, "two or more"),
+        ([8, 8], 8, "different"),
+        ([8, 0], 8, "whole number, 1 to"),
+        ([8, 16], 12, "default 12 is none"),
+    ],
 )
 def test_wrong_arms_are_refused(sizes: list[int], default: int, message: str, tmp_path: Path) -> None:
     with pytest.raises(RecurringError, match=message):

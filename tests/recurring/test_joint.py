@@ -53,8 +53,8 @@ def test_profiles_are_replaced_and_bad_ones_change_nothing(tmp_path: Path) -> No
         with pytest.raises(RecurringError):
             optimizer.profile(sizes, sweep)
     assert [one.power_limit_w for one in optimizer.profiles()[8]] == [100.0, 150.0, 200.0]
-    optimizer.profile(8, SWEEPS[8][:1])
-    assert [one.power_limit_w for one in optimizer.profiles()[8]] == [100.0]
+    optimizer.profile(8, [(100.0, 2.0, 150.0), (100.0, 4.0, 170.0)])  # repeats: their mean
+    assert [(one.power_limit_w, one.time_s, one.energy_j) for one in optimizer.profiles()[8]] == [(100.0, 3.0, 160.0)]
     assert set(optimizer.profiles()) == {8}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from energy_lightning.recurring import BatchSizeOptimizer, RecurringError, StoreError
+from energy_lightning.recurring import BatchSizeOptimizer, RecurringError, StoreError, store
 
 ARMS = [8, 16, 32, 64]
 WORKER = """
@@ -157,6 +157,35 @@ def test_a_store_of_the_first_version_keeps_its_runs_and_learns_on(tmp_path: Pat
     assert (again.batch_sizes, len([run for run in again.runs() if run.state == "done"])) == (tuple(ARMS), 3)
 
 
+def test_who_only_looks_changes_nothing_and_waits_for_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store of the first version stays one, and a job that writes meanwhile is no hindrance."""
+    old, path = tmp_path / "old.sqlite", tmp_path / "job.sqlite"
+    first_version(old)
+    before = old.read_bytes()
+    with pytest.raises(StoreError, match=r"holds no settings yet.*RecurringJob"):
+        BatchSizeOptimizer.of_store(old)
+    assert old.read_bytes() == before
+    optimizer(path).observe(8, energy_j=1.0, time_s=1.0, reached_target=True)
+    monkeypatch.setattr(store, "WAIT_S", 0.0)
+    with sqlite3.connect(path, isolation_level=None) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        looked = BatchSizeOptimizer.of_store(path)
+        assert (looked.best(), len(looked.runs()), looked.emulated) == (8, 1, False)
+        with pytest.raises(StoreError, match="held by another process for more than 0 s"):
+            looked.suggest()
+        writer.rollback()
+
+
+def test_a_clock_that_was_set_back_leaves_no_run_alive_for_ever(tmp_path: Path) -> None:
+    path, now_s = tmp_path / "job.sqlite", [1e9]
+    optimizer(path, lease_s=10.0, clock=lambda: now_s[0]).suggest()  # and dies
+    states = []
+    for hours in (0.0, -1.0):  # the clock was an hour ahead
+        now_s[0] = 1e9 + 3600.0 * hours
+        states += [run.state for run in optimizer(path, lease_s=10.0, clock=lambda: now_s[0]).runs()]
+    assert states == ["running", "dead"]
+
+
 def test_numbers_of_numpy_are_kept_as_numbers(tmp_path: Path) -> None:
     path = tmp_path / "job.sqlite"
     chosen = optimizer(path)
@@ -185,6 +214,8 @@ def test_a_report_without_sense_is_refused_and_the_run_stays_open(energy_j: Any,
         ("UPDATE runs SET energy_j = 'much'", "run 1 in the store holds 'much' where a number >= 0 belongs"),
         ("UPDATE runs SET time_s = x'0001'", "run 1 in the store holds b'.* where a number >= 0 belongs"),
         ("UPDATE settings SET value = '[' WHERE name = 'eta'", "the settings in the store are damaged"),
+        ("UPDATE settings SET value = '1' WHERE name = 'emulated'", "the settings in the store are damaged"),
+        ("UPDATE runs SET lease_end_s = 'late'", "run 1 in the store holds 'late'"),
     ],
 )
 def test_values_that_another_program_wrote_are_named(change: str, message: str, tmp_path: Path) -> None:
@@ -196,6 +227,23 @@ def test_values_that_another_program_wrote_are_named(change: str, message: str, 
     with pytest.raises(StoreError, match=message):
         optimizer(path).suggest()
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("UPDATE settings SET value = '7' WHERE name = 'eta'", "eta weighs"),
+        ("DELETE FROM settings WHERE name = 'default'", "missing .*default"),
+        ("INSERT INTO settings VALUES ('temper', '1')", "unexpected .*temper"),
+    ],
+)
+def test_settings_that_cannot_be_are_named_with_their_store(change: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "job.sqlite"
+    optimizer(path)
+    with sqlite3.connect(path) as connection:
+        connection.execute(change)
+    with pytest.raises(StoreError, match=rf"settings in .*job.sqlite are damaged .*{message}"):
+        BatchSizeOptimizer.of_store(path)
 
 
 def foreign_database(path: Path) -> None:
