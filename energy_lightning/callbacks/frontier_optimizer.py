@@ -239,7 +239,13 @@ class FrontierOptimizerMixin:
         permitted = None if job.device is None else device_facts(job.device)
         try:
             save_plan(
-                path, outcome.plan, run=self._run_key(job), budget=budget, references=references, device=permitted
+                path,
+                outcome.plan,
+                run=self._run_key(job),
+                budget=budget,
+                references=references,
+                device=permitted,
+                collectives=getattr(job, "collectives_report", list)(),  # strategies of others need not have one
             )
         except OSError as error:
             notes.append(f"the plan cannot be written to {path} ({error}); it runs all the same")

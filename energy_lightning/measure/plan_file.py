@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from energy_lightning.workload import Partition, Workload
 
 SCHEMA = 1
-_KEYS = ("schema", "emulated", "device", "budget", "run", "references", "plan")
+_KEYS = ("schema", "emulated", "device", "collectives", "budget", "run", "references", "plan")
 _GRAD_BUCKET_LAUNCHES = ("end",)  # held back until backward is over
 
 _HEADER = """\
@@ -42,16 +42,20 @@ def save_plan(
     budget: Budget | None = None,
     references: Mapping[str, Plan] | None = None,
     device: Mapping[str, str] | None = None,
+    collectives: Sequence[Mapping[str, Any]] = (),
 ) -> None:
     """Write a plan file; a reader sees the old file or the whole new one, never a half.
 
-    `run` (see `describe_run`), `budget`, the predictions of `references` and what the `device` permitted (see
-    `device_facts`) are written for the reader of the file; loading needs only the plan.
+    `run` (see `describe_run`), `budget`, the predictions of `references`, what the `device` permitted (see
+    `device_facts`) and what the `collectives` granted (see KareusStrategy.collectives_report; of their SM counts those
+    that the plan asks for) are written for the reader of the file; loading needs only the plan.
     """
     path = Path(path)
     content: dict[str, Any] = {"schema": SCHEMA, "emulated": plan.emulated}
     if device is not None:
         content["device"] = dict(device)
+    if collectives:
+        content["collectives"] = _granted(collectives, plan)
     if budget is not None:
         content["budget"] = str(budget)
     content["plan"] = plan.to_dict()
@@ -77,6 +81,17 @@ def save_plan(
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _granted(collectives: Sequence[Mapping[str, Any]], plan: Plan) -> list[dict[str, Any]]:
+    """The report with the SM counts of this plan only, and without how often they were asked for."""
+    phases = itertools.chain.from_iterable(plan.stages)
+    asked = {schedule.sm_count for phase in phases for schedule in phase.schedules.values()} - {None}
+    rows = []
+    for group in collectives:
+        counts = [row for row in group["sm_counts"] if row["asked_sm_count"] in asked]
+        rows.append({**group, "sm_counts": [{k: v for k, v in row.items() if k != "count"} for row in counts]})
+    return rows
 
 
 def load_plan(path: Path | str) -> Plan:

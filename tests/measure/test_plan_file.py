@@ -45,6 +45,19 @@ def test_a_plan_says_what_the_device_permitted_and_loads_all_the_same(tmp_path: 
     assert load_plan(path) == PLAN
 
 
+def test_a_plan_says_which_sm_counts_its_collectives_get_and_loads_all_the_same(tmp_path: Path) -> None:
+    path, same = tmp_path / "plan.yaml", {"operation": "all_reduce", "count": 7}
+    counts = [{**same, "asked_sm_count": asked, "granted_sm_count": asked - 1} for asked in (3, 6, 9)]
+    group = {"role": "tensor_parallel", "backend": "nccl_capped", "supports_sm_count": True}
+    save_plan(path, PLAN, collectives=[{**group, "sm_counts": counts}])
+    expected = [
+        {"operation": "all_reduce", "asked_sm_count": 6, "granted_sm_count": 5},
+        {"operation": "all_reduce", "asked_sm_count": 9, "granted_sm_count": 8},
+    ]
+    assert yaml.safe_load(path.read_text())["collectives"] == [{**group, "sm_counts": expected}]
+    assert load_plan(path) == PLAN
+
+
 def test_an_edited_plan_is_loaded_with_the_edit(tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
     save_plan(path, PLAN)

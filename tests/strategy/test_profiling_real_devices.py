@@ -62,7 +62,7 @@ def _check_profiling(folder: Path, options: dict[str, Any], group: dist.ProcessG
 
 @pytest.mark.distributed
 def test_two_ranks_profile_search_and_train_by_the_plan_and_give_the_clocks_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick_python: str
 ) -> None:
     boards = [EmulatedBoard(counter_refresh_s=1e-3, clock_lag_s=0.0, locked_mhz=None) for _ in range(2)]
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -78,7 +78,7 @@ def test_two_ranks_profile_search_and_train_by_the_plan_and_give_the_clocks_back
             server.load(index, 1.0)
         for name, value in server.environment().items():
             monkeypatch.setenv(name, value)
-        failures = run_checks(checks, num_processes=2)
+        failures = run_checks(checks, num_processes=2, python=quick_python)
         assert not failures, "\n".join(failures.values())
         states = [server.state(index) for index in range(2)]
     assert [state.locked_mhz for state in states] == [None, None]
@@ -93,4 +93,5 @@ def _check_rows(folder: Path, expected: set[str]) -> None:
     rows = [json.loads(line) for line in (folder / "measurements.jsonl").read_text().splitlines()]
     assert expected <= {row["partition"] for row in rows}
     text = (folder / "plan.yaml").read_text()
+    assert "backend: gloo" in text
     assert "emulated NVML" in text  # no figure of it passes for a measurement
