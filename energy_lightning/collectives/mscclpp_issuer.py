@@ -66,6 +66,7 @@ class MscclppIssuer:
         unique_id = exchange(bootstrap.create_unique_id() if self.rank == 0 else None, group)[0]
         bootstrap.initialize(unique_id, TIMEOUT_S)
         self._check_node(bootstrap)
+        self._sum, self._dtype_of = library.ReduceOp.SUM, library.utils.torch_dtype_to_mscclpp_dtype
         self._communicator: Any = library.Communicator(bootstrap)
         self._scratch: Any = library.RawGpuBuffer(scratch_bytes)
         self._algorithms: dict[str, Any] = self._build(scratch_bytes)
@@ -148,8 +149,8 @@ class MscclppIssuer:
             output.data_ptr(),
             source.nbytes,
             output.nbytes,
-            self._library.utils.torch_dtype_to_mscclpp_dtype(source.dtype),
-            **({"op": self._library.ReduceOp.SUM} if operation == "all_reduce" else {}),
+            self._dtype_of(source.dtype),
+            **({"op": self._sum} if operation == "all_reduce" else {}),
             stream=launch.stream,
             nblocks=blocks,
             nthreads_per_block=threads,

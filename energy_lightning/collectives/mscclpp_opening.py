@@ -5,18 +5,20 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from energy_lightning.collectives.choice import CollectivesChoice, CollectivesError, Machine, at_least
-from energy_lightning.collectives.issuing import Issuer
+from energy_lightning.collectives.issuing import Issuer, Launch, Operation
 from energy_lightning.collectives.mscclpp_issuer import MAX_BLOCKS, MAX_RANKS, MscclppIssuer
 from energy_lightning.collectives.peers import Peers, not_one_node, shared_gpu
 
 LEAST_MSCCLPP, LEAST_CUDA, LEAST_CAPABILITY = "0.10.0", "12.0", (7, 0)
+_TRIED, _TRIED_SM_COUNT = 64, 8  # numbers, and thread blocks
 INSTALLATION = "https://microsoft.github.io/mscclpp/quickstart.html"
 
 
@@ -85,12 +87,43 @@ def import_library() -> Any:
 def make_issuer(
     group: dist.ProcessGroup | None, device: torch.device, *, library: Any, others: Issuer
 ) -> MscclppIssuer:
-    """Raises CollectivesError where MSCCL++ fails, or has another interface than the one this is written for."""
-    try:
-        with torch.cuda.device(device if device.type == "cuda" else -1):
-            return MscclppIssuer(group, library=library, others=others)
-    except (RuntimeError, AttributeError, TypeError) as error:
-        raise CollectivesError(f"MSCCL++ cannot be set up for this group: {type(error).__name__}: {error}") from error
+    """Raises CollectivesError where MSCCL++ fails, or has another interface than the one this is written for.
+
+    Collective over the group; `others` is closed where it fails.
+    """
+    with ExitStack() as undo:
+        undo.callback(others.close, in_step=False)
+        try:
+            with torch.cuda.device(device if device.type == "cuda" else -1):
+                issuer = MscclppIssuer(group, library=library, others=others)
+                undo.callback(issuer.close, in_step=False)
+                try_out(issuer, device)
+        except (RuntimeError, AttributeError, TypeError) as error:
+            raise CollectivesError(
+                f"MSCCL++ cannot be set up for this group: {type(error).__name__}: {error}"
+            ) from error
+        undo.pop_all()
+    return issuer
+
+
+def try_out(issuer: MscclppIssuer, device: torch.device) -> None:
+    """Raise CollectivesError unless a few numbers are summed and gathered rightly.
+
+    A training would otherwise be the first to see that the installed version has other arguments, or that a kernel
+    returned without a word. Waits for the device, once.
+    """
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    ranks = torch.arange(1.0, issuer.size + 1)
+    expected: dict[Operation, Tensor] = {
+        "all_reduce": ranks.sum().repeat(_TRIED),
+        "all_gather": ranks.repeat_interleave(_TRIED),
+    }
+    for operation, right in expected.items():
+        source = torch.full((_TRIED,), issuer.rank + 1.0, device=device)
+        output = source if operation == "all_reduce" else source.new_zeros(issuer.size * _TRIED)
+        issuer.issue(Launch(operation, output, source, _TRIED_SM_COUNT, None, stream))
+        if not torch.equal(output.cpu(), right):
+            raise CollectivesError(f"MSCCL++ came to a wrong {operation} in a trial: {output.tolist()}")
 
 
 @contextmanager
