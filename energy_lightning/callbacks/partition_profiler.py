@@ -232,7 +232,7 @@ class PartitionProfilerMixin:
             self._meter = self._meter or self._open_meter(trainer, job, lock_clock=lock_clock)
             own = self._meter.measure_all(requests, self._rng)
         except FAILURES as error:
-            fault = f"{type(error).__name__}: {error}"
+            fault = str(error) if isinstance(error, DeviceError) else f"{type(error).__name__}: {error}"
         self.spent.add(spent.lap())
         spent.close()
         self.num_measured += len(requests)
