@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -83,7 +84,9 @@ def compose_outcome(
     """
     baseline = _at_highest_clock(tasks, measured, costs, _is_sequential)
     if baseline is None:
-        raise FrontierError("plain execution was not measured completely at any frequency: profile for longer")
+        raise FrontierError(
+            f"plain execution was not measured completely at any frequency: {_what_is_missing(measured)}"
+        )
     sequential = _front([baseline, *_frontier(tasks, measured, costs, _is_sequential)])
     everything = _front([baseline, *_frontier(tasks, measured, costs, lambda task, config: True)])
     chosen = choose(everything, budget, baseline_time_s=baseline.time_s)
@@ -112,6 +115,14 @@ def _at_highest_clock(
         if points:
             return points[0]
     return None
+
+
+def _what_is_missing(measured: Measured) -> str:
+    voids = Counter(known.invalid_reason for known in measured.values() if not known.valid)
+    if not voids:
+        return "profile for longer"
+    reason, count = voids.most_common(1)[0]
+    return f"{count} of {len(measured)} measurements are void ({reason})"
 
 
 def _as_it_ran(known: Measurement) -> Measurement:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -191,8 +192,15 @@ def test_nanobatches_not_measured_yet_leave_the_sequential_plans() -> None:
 
 def test_without_plain_execution_there_is_no_frontier() -> None:
     measured = {config: known for config, known in table().items() if config.partition != "optimizer.sequential"}
-    with pytest.raises(FrontierError, match="plain execution"):
+    with pytest.raises(FrontierError, match=r"plain execution .*: profile for longer"):
         compose_outcome(TASKS, measured, COSTS, Budget("min_energy"))
+
+
+def test_measurements_that_are_void_are_named_where_there_is_no_frontier() -> None:
+    lost = "the GPU reports no energy"
+    void = {c: replace(known, energy_j=None, invalid_reason=lost) for c, known in table().items()}
+    with pytest.raises(FrontierError, match=rf"{len(void)} of {len(void)} measurements are void \({lost}\)"):
+        compose_outcome(TASKS, void, COSTS, Budget("min_energy"))
 
 
 def test_an_outcome_survives_a_checkpoint() -> None:
