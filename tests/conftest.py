@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+from loaded_python import loaded_python
 
 # Lightning and torch.distributed leave these behind in a process that has trained; a process started from it would
 # take itself for a rank of that training, on a port that is still in use.
@@ -24,6 +27,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def _one_thread() -> None:
     """Several test processes share few cores; results must not depend on how reductions are split."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def quick_python() -> Iterator[str]:
+    """A Python interpreter for processes that train: see loaded_python."""
+    with tempfile.TemporaryDirectory() as folder, loaded_python(Path(folder)) as python:
+        yield python
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,7 @@
 """Runs many checks in one launch of a few gloo processes and reports every failing one by name.
 
     CHECKS = {"sums": check_sums, "gathers": partial(check_gathers, size=3)}      # called with the process group
-    failures = run_checks(CHECKS, num_processes=2)                                # {} when all hold on all ranks
+    failures = run_checks(CHECKS, num_processes=2, python=quick_python)           # {} when all hold on all ranks
 
 Checks are module-level functions (or partials of them): the processes are spawned and import them. Each check gets a
 process group of its own, so that one that fails between collectives does not disturb the ones after it.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from loaded_python import spawned_by
 
 Check = Callable[[dist.ProcessGroup], None]
 
@@ -26,17 +28,26 @@ _COLLECTIVE_TIMEOUT = timedelta(seconds=30)  # how long a rank waits for one tha
 
 
 def run_checks(
-    checks: Mapping[str, Check], *, num_processes: int, timeout_s: float = 600.0, backend: str = "gloo"
+    checks: Mapping[str, Check],
+    *,
+    num_processes: int,
+    timeout_s: float = 600.0,
+    backend: str = "gloo",
+    python: str = sys.executable,
 ) -> dict[str, str]:
-    """Returns {check name: what every rank on which it failed says}. With nccl in `backend`, rank n has GPU n."""
+    """Returns {check name: what every rank on which it failed says}. With nccl in `backend`, rank n has GPU n.
+
+    `python` runs the processes.
+    """
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         processes = [
             context.Process(target=_run_rank, args=(rank, num_processes, dict(checks), folder, backend), daemon=True)
             for rank in range(num_processes)
         ]
-        for process in processes:
-            process.start()
+        with spawned_by(python):
+            for process in processes:
+                process.start()
         for process in processes:
             process.join(timeout_s)
         for process in processes:

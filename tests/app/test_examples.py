@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,10 +17,10 @@ SHORT = {
 @pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
-def test_example(name: str, tmp_path: Path) -> None:
+def test_example(name: str, tmp_path: Path, quick_python: str) -> None:
     script = EXAMPLES / name
     assert len(script.read_text().splitlines()) < 60
-    command = [sys.executable, str(script), *SHORT[name]]
+    command = [quick_python, str(script), *SHORT[name]]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "EMULATED" in done.stdout + done.stderr

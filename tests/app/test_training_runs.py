@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,9 @@ SHORT += ["trainer.limit_val_batches=1", "trainer.accelerator=cpu", "+trainer.en
 SHORT += ["profiler.warmup_steps=1", "profiler.measurements_per_step=200", "profiler.max_fraction=1.0"]
 
 
-def train(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def train(python: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     (folder / "text.txt").write_text("to be or not to be, that is the question\n" * 80)
-    command = [sys.executable, "-m", "energy_lightning.app", "train", *SMALL_LLAMA, *SHORT, *arguments]
+    command = [python, "-m", "energy_lightning.app", "train", *SMALL_LLAMA, *SHORT, *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
 
 
@@ -32,11 +31,17 @@ def summary_of(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_a_sweep_over_two_ranks_with_an_unreachable_budget(tmp_path: Path) -> None:
+def test_a_sweep_over_two_ranks_with_an_unreachable_budget(tmp_path: Path, quick_python: str) -> None:
     two_ranks = ["trainer.devices=2", "tensor_parallel_size=2", "workload=llama3.2_3b_tp8"]
     budgets = ["budget=deadline", "budget.deadline=10.0,1e-9"]
     done = train(
-        tmp_path, "--multirun", *two_ranks, *budgets, "hydra.sweep.dir=sweep", "hydra.sweep.subdir=${hydra.job.num}"
+        quick_python,
+        tmp_path,
+        "--multirun",
+        *two_ranks,
+        *budgets,
+        "hydra.sweep.dir=sweep",
+        "hydra.sweep.subdir=${hydra.job.num}",
     )
     assert done.returncode == 1, done.stderr
     good, bad = tmp_path / "sweep" / "0", tmp_path / "sweep" / "1"
@@ -62,19 +67,19 @@ def test_a_sweep_over_two_ranks_with_an_unreachable_budget(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_going_on_in_a_folder_measures_nothing_again(tmp_path: Path) -> None:
-    first = train(tmp_path, "output_dir=run", "validate_first=false")
+def test_going_on_in_a_folder_measures_nothing_again(tmp_path: Path, quick_python: str) -> None:
+    first = train(quick_python, tmp_path, "output_dir=run", "validate_first=false")
     assert first.returncode == 0, first.stderr
     rows = (tmp_path / "run" / "measurements.jsonl").read_text()
-    second = train(tmp_path, "output_dir=run", "validate_first=false", "budget=min_energy")
+    second = train(quick_python, tmp_path, "output_dir=run", "validate_first=false", "budget=min_energy")
     assert second.returncode == 0, second.stderr
     assert (tmp_path / "run" / "measurements.jsonl").read_text() == rows
     assert summary_of(tmp_path / "run")["budget"] == "min_energy"
 
 
 @pytest.mark.slow
-def test_a_mistake_costs_no_traceback(tmp_path: Path) -> None:
-    done = train(tmp_path, "output_dir=run", "tensor_parallel_size=3")
+def test_a_mistake_costs_no_traceback(tmp_path: Path, quick_python: str) -> None:
+    done = train(quick_python, tmp_path, "output_dir=run", "tensor_parallel_size=3")
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert summary_of(tmp_path / "run")["error"] in done.stderr

@@ -177,8 +177,8 @@ CHECKS |= {f"selection: {name}": check for name, check in SELECTION.items()}
 
 
 @pytest.fixture(scope="module")
-def failures() -> dict[str, str]:
-    return run_checks(CHECKS, num_processes=3)
+def failures(quick_python: str) -> dict[str, str]:
+    return run_checks(CHECKS, num_processes=3, python=quick_python)
 
 
 @pytest.mark.distributed

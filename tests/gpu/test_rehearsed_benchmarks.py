@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from loaded_python import spawned_by
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 REHEARSAL = ["--device", "cpu", "--smoke"]
@@ -150,12 +151,13 @@ def _run_rank(rank: int, ports: list[int], folder: str) -> None:
 
 
 @pytest.mark.distributed
-def test_two_processes_share_a_benchmark_and_one_of_them_prints(tmp_path: Path) -> None:
+def test_two_processes_share_a_benchmark_and_one_of_them_prints(tmp_path: Path, quick_python: str) -> None:
     ports = [_free_port() for _ in range(3)]
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=_run_rank, args=(rank, ports, str(tmp_path))) for rank in range(2)]
-    for process in processes:
-        process.start()
+    with spawned_by(quick_python):
+        for process in processes:
+            process.start()
     for process in processes:
         process.join(240.0)
         if process.is_alive():

@@ -266,8 +266,8 @@ CHECKS = {
 
 
 @pytest.fixture(scope="module")
-def failures() -> dict[str, str]:
-    return run_checks(CHECKS, num_processes=2)
+def failures(quick_python: str) -> dict[str, str]:
+    return run_checks(CHECKS, num_processes=2, python=quick_python)
 
 
 @pytest.mark.distributed

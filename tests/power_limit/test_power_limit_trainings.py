@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,10 +37,12 @@ def limits_w(server: NvmlServer) -> list[float]:
     return [server.state(index).power_limit_w for index in range(2)]
 
 
-def test_two_processes_agree_and_after_a_kill_the_earlier_limits_are_back(tmp_path: Path, server: NvmlServer) -> None:
+def test_two_processes_agree_and_after_a_kill_the_earlier_limits_are_back(
+    tmp_path: Path, server: NvmlServer, quick_python: str
+) -> None:
     """Under the other Lightning package, too: only one launch."""
     environment = dict(server.environment()) | {"XDG_STATE_HOME": str(tmp_path / "state"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(SCRIPT), str(tmp_path)]
+    command = [quick_python, str(SCRIPT), str(tmp_path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     rows = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]

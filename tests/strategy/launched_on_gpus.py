@@ -1,12 +1,14 @@
 """A user's training on two NVIDIA GPUs whose processes Lightning starts, from a script or cell by cell.
 
-As a script: one fit for each line of its input, `{"strategy": ..., "way": ..., "folder": ...}`. It goes on whatever
-becomes of a fit, and prints `OVER <number of fits> <pid>` after each. In an interactive interpreter, `fit` is a cell.
+As a script, `python launched_on_gpus.py PYTHON`: one fit for each line of its input, `{"strategy": ..., "way": ...,
+"folder": ...}`, of processes that PYTHON runs. It goes on whatever becomes of a fit, and prints `OVER <number of fits>
+<pid>` after each. In an interactive interpreter, `fit` is a cell.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import sys
 import time
@@ -73,6 +75,7 @@ def fit(strategy: str, way: str, folder: str) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
+    multiprocessing.set_executable(sys.argv[1])
     say("LOADED", 0, os.getpid())
     for number, line in enumerate(sys.stdin):
         try:

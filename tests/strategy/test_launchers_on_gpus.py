@@ -80,8 +80,10 @@ class Parent(Machine):
 
 
 @contextmanager
-def parent_on(server: NvmlServer, folder: Path, *, interactive: bool) -> Iterator[Parent]:
-    command = [sys.executable, "-i", "-q"] if interactive else [sys.executable, str(SCRIPT)]
+def parent_on(server: NvmlServer, folder: Path, *, python: str | None) -> Iterator[Parent]:
+    """`python`: what runs the processes that are spawned from a script; None: it is a notebook."""
+    interactive = python is None
+    command = [sys.executable, "-i", "-q"] if python is None else [sys.executable, str(SCRIPT), python]
     paths = [str(SCRIPT.parent), str(SCRIPT.parents[2])]
     environment = {"PYTHONPATH": os.pathsep.join(paths)}
     with started(server, command, folder, environment, folder / "stderr") as (process, lines):
@@ -102,13 +104,13 @@ def server() -> Iterator[NvmlServer]:
 
 @pytest.fixture(scope="module")
 def notebook(server: NvmlServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parent]:
-    with parent_on(server, tmp_path_factory.mktemp("notebook"), interactive=True) as parent:
+    with parent_on(server, tmp_path_factory.mktemp("notebook"), python=None) as parent:
         yield parent
 
 
 @pytest.mark.slow
-def test_spawned_ranks_of_a_script(server: NvmlServer, tmp_path: Path) -> None:
-    with parent_on(server, tmp_path, interactive=False) as parent, parent.nothing_left():
+def test_spawned_ranks_of_a_script(server: NvmlServer, tmp_path: Path, quick_python: str) -> None:
+    with parent_on(server, tmp_path, python=quick_python) as parent, parent.nothing_left():
         for way in ("exception", "exit"):
             parent.check_over(parent.fit("kareus_spawn", way, tmp_path / way))
         assert parent.errors.read_text().count("RuntimeError: as it was told") == 1

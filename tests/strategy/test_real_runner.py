@@ -257,7 +257,7 @@ def _check_buckets(runner: RealRunner) -> None:
 
 
 @pytest.mark.distributed
-def test_two_ranks_run_all_partitions_of_their_job_and_train_on() -> None:
+def test_two_ranks_run_all_partitions_of_their_job_and_train_on(quick_python: str) -> None:
     checks = {
         f"{name}, data x tensor parallel {sizes}, checkpointing {checkpointing}": partial(
             _check_all_partitions, name, sizes, checkpointing
@@ -266,4 +266,4 @@ def test_two_ranks_run_all_partitions_of_their_job_and_train_on() -> None:
         for sizes in ((1, 2), (2, 1))
         for checkpointing in (False, True)
     }
-    assert run_checks(checks, num_processes=2) == {}
+    assert run_checks(checks, num_processes=2, python=quick_python) == {}

@@ -204,8 +204,8 @@ TWO_PROCESSES = {
 
 
 @pytest.fixture(scope="module")
-def two_process_failures() -> dict[str, str]:
-    return run_checks(TWO_PROCESSES, num_processes=2)
+def two_process_failures(quick_python: str) -> dict[str, str]:
+    return run_checks(TWO_PROCESSES, num_processes=2, python=quick_python)
 
 
 @pytest.mark.distributed
@@ -215,6 +215,6 @@ def test_two_processes(name: str, two_process_failures: dict[str, str]) -> None:
 
 
 @pytest.mark.distributed
-def test_four_processes_two_by_two() -> None:
+def test_four_processes_two_by_two(quick_python: str) -> None:
     check = partial(check_same_weights, name="bert", tensor_parallel_size=2, accumulate=1, plan=NANOBATCHED)
-    assert run_checks({"bert 2x2": check}, num_processes=4) == {}
+    assert run_checks({"bert 2x2": check}, num_processes=4, python=quick_python) == {}

@@ -1,0 +1,78 @@
+"""The stand-in for the interpreter does what the interpreter would."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+CODE = """
+import os, sys
+loaded = {"torch", "lightning", "transformers", "energy_lightning"} & set(sys.modules)
+print(sorted(loaded), sys.path[0] == "", sys.argv)
+print(os.getcwd(), os.environ["ONLY"], "PATH" in os.environ, sys.stdin.read(), os.read(int(sys.argv[1]), 9))
+print(os.path.basename(sys.executable), __name__, file=sys.stderr)
+sys.exit(3)
+"""
+
+
+def test_arguments_folder_environment_files_and_exit_code(quick_python: str, tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"by a pipe")
+    done = subprocess.run(
+        [quick_python, "-c", CODE, str(reading)],
+        cwd=tmp_path,
+        env={"ONLY": "this"},
+        input="by input",
+        pass_fds=[reading],
+        capture_output=True,
+        text=True,
+    )
+    for end in (reading, writing):
+        os.close(end)
+    loaded = f"['lightning', 'torch', 'transformers'] True ['-c', '{reading}']"
+    assert done.stdout == f"{loaded}\n{tmp_path} this False by input b'by a pipe'\n"
+    assert done.stderr == "python __main__\n"
+    assert done.returncode == 3
+
+
+def test_files_and_modules_are_run_with_what_pythonpath_customizes(quick_python: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import builtins\nbuiltins.customized = 1\n")
+    code = "import __main__, sys\nprint(getattr(__main__.__spec__, 'name', None), sys.argv[1:], customized)\n"
+    (tmp_path / "beside.py").write_text(code)
+    (tmp_path / "script.py").write_text("import beside\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    for name, arguments in ((None, ["-u", str(tmp_path / "script.py"), "-x"]), ("script", ["-m", "script", "-x"])):
+        said = {
+            subprocess.run([python, *arguments], env=environment, capture_output=True, text=True, check=True).stdout
+            for python in (quick_python, sys.executable)
+        }
+        assert said == {f"{name} ['-x'] 1\n"}
+
+
+def test_signals_errors_and_deaths_pass_both_ways(quick_python: str) -> None:
+    failed = subprocess.run([quick_python, "-c", "1 / 0"], capture_output=True, text=True)
+    assert (failed.returncode, failed.stderr.splitlines()[-1]) == (1, "ZeroDivisionError: division by zero")
+    sleeping = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with subprocess.Popen([quick_python, "-c", sleeping], stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            pid = int(process.stdout.readline())
+            assert pid != process.pid
+            process.send_signal(number)
+            assert process.wait() == -number
+        until_s = time.monotonic() + 60.0
+        while psutil.pid_exists(pid) and time.monotonic() < until_s:
+            time.sleep(0.005)
+        assert not psutil.pid_exists(pid)
+
+
+def test_options_of_the_interpreter_itself_start_a_real_one(quick_python: str) -> None:
+    code = "import sys; print(sys.flags.no_site, 'torch' in sys.modules, sys.executable)"
+    done = subprocess.run([quick_python, "-S", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"1 False {sys.executable}\n"
