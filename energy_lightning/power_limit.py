@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from energy_lightning.callbacks.job import FAILURES, degrading, gpu_identity, job_of, on_rank_zero, say
+from energy_lightning.callbacks.job import degrading, gpu_identity, job_of, on_rank_zero, report, say
 from energy_lightning.callbacks.monitored import Monitored
 from energy_lightning.callbacks.power_planner import (
     Facts,
@@ -15,17 +16,22 @@ from energy_lightning.callbacks.power_planner import (
     PowerPlanner,
     SweepSettings,
     gather_facts,
+    parse_limits,
     power_objective,
     why_no_sweep,
 )
 from energy_lightning.callbacks.power_profile import FILE_NAME, PowerProfile, describe_job
+from energy_lightning.callbacks.power_setting import LimitSetting
 from energy_lightning.callbacks.power_window import PowerWindow
 from energy_lightning.callbacks.shared_device import DeviceChoice, gather_objects
 from energy_lightning.callbacks.termination import before_sigterm
 from energy_lightning.device import Device, has_emulated_figures
 from energy_lightning.recurring import PowerLimitSample, RecurringError
+from energy_lightning.recurring.errors import whole
 from energy_lightning.types import MeasurementError
 from energy_lightning.workload import Workload
+
+_log = logging.getLogger(__name__)
 
 
 class PowerLimitOptimizerMixin:
@@ -37,10 +43,17 @@ class PowerLimitOptimizerMixin:
     `profile_steps` are measured; validation and epoch ends interrupt a window, they do not end it. A window that is not
     valid (a counter that fell, heat throttling, a limit that somebody else changed) is repeated, up to `max_tries` in
     all, as is the first while the GPU warms up; one too short for the energy counter is extended. Time of a step is the
-    slowest rank's, energy that of all distinct GPUs; rank 0 decides for all. The profile goes into a file, each limit
-    as soon as it is known: a later run of the same job on the same GPUs goes on where it ended, and needs no sweep
-    where nothing is missing. The earlier limit comes back when training ends, also by an exception; the device's guard
-    sees to kills. Without the permission to set limits one line says so and training goes on.
+    slowest rank's, energy that of all distinct GPUs; rank 0 decides for all. Boards round limits: the one that is read
+    back is the one that was measured. The profile goes into a file, each limit as soon as it is known: a later run of
+    the same job on the same GPUs goes on where it ended, and needs no sweep where nothing is missing. The earlier limit
+    comes back when training ends, also by an exception; the device's guard sees to kills. Without the permission to set
+    limits one line says so and training goes on.
+
+    The limit found before may be an administrator's, for the sake of a supply or the cooling: no limit above it is
+    tried or chosen, and it is what the others are compared with, unless `limits_w` names higher ones.
+
+    An emulated GPU slows down under a limit. An emulated NVML does not slow the training, which runs on the CPU: its
+    sweep shows that everything works, and its choice means nothing (a line says so).
 
     Under "kareus" the limit is settled first, and partitions are then profiled and clocks chosen under it; a plan given
     to the strategy is in force during the sweep. Locked clocks save more than limits do: use both where clocks cannot
@@ -56,9 +69,9 @@ class PowerLimitOptimizerMixin:
     Args:
         objective: "energy", "time", "cost" (eta x energy + (1 - eta) x highest limit x time) or "max_slowdown"; None:
             "max_slowdown" if one is given, else "cost".
-        max_slowdown: least energy among the limits at most this much slower than the highest (0.05: 5%).
+        max_slowdown: least energy among the limits at most this much slower than the highest tried (0.05: 5%).
         eta: weight of energy in "cost".
-        limits_w: limits to try, in W; None: from the device's highest down to its lowest by `step_w`.
+        limits_w: limits to try, in W; None: from the one found in force down to the device's lowest by `step_w`.
         step_w: see `limits_w`.
         wait_steps, warmup_steps, profile_steps: optimizer steps before the sweep, and of each limit before and in its
             window.
@@ -90,18 +103,21 @@ class PowerLimitOptimizerMixin:
         gpu: str = "a100-sxm4-40gb",
     ) -> None:
         super().__init__()
-        if wait_steps < 0:
-            raise RecurringError(f"wait_steps must be 0 or more, got {wait_steps}")
+        if not isinstance(profile, (str, Path, type(None))):
+            raise RecurringError(
+                f"profile must be the path of a file, e.g. 'power_limits.jsonl', or None, got {profile!r}"
+            )
         self.settings = SweepSettings(
             objective=power_objective(objective, max_slowdown, eta),
-            limits_w=None if limits_w is None else tuple(map(float, limits_w)),
+            limits_w=parse_limits(limits_w),
             step_w=step_w,
             warmup_steps=warmup_steps,
             profile_steps=profile_steps,
             max_tries=max_tries,
             noise=noise,
         )
-        self._wait_steps, self._path = wait_steps, None if profile is None else Path(profile)
+        self._wait_steps = whole("wait_steps", wait_steps, least=0)
+        self._path = None if profile is None else Path(profile)
         self._choice = DeviceChoice.parse(device, workload, gpu)
         self._clear()
         self.power_limit_w: float | None = None
@@ -115,9 +131,9 @@ class PowerLimitOptimizerMixin:
         """Whether limits are being tried: the time for nothing else to be measured."""
         self._planner: PowerPlanner | None = None
         self._window: PowerWindow | None = None
-        self._begun = self._sets = self._changed = False
+        self._begun = False
         self._gpu = math.nan  # this rank's GPU, once the sweep has begun
-        self._fault: str | None = None
+        self._setting: LimitSetting | None = None
         self._next_step = self._last_step = 0
 
     # Lightning's hooks
@@ -193,8 +209,8 @@ class PowerLimitOptimizerMixin:
         if not self._begun:
             order = self._begin(trainer, pl_module, batch)
         elif self._window is None:  # warmed up
-            self._window = PowerWindow(self._device)
-            self._window.fault = self._fault
+            assert self._setting is not None
+            self._window = PowerWindow(self._device, set_w=self._setting.set_w, fault=self._setting.fault)
             self._next_step = trainer.global_step + self.settings.profile_steps
             return
         else:
@@ -209,12 +225,13 @@ class PowerLimitOptimizerMixin:
         self._gpu = gpu_identity(self.monitored.device, rank)
         facts = gather_objects(trainer, gather_facts(self.monitored.device, self._gpu))
         emulated = self.monitored.device.emulated  # ranks emulate a device each
-        self._sets = emulated or all(one.gpu != self._gpu for one in facts[:rank])
+        sets = emulated or all(one.gpu != self._gpu for one in facts[:rank])
+        self._setting = LimitSetting(self.monitored.device, sets=sets)
         return on_rank_zero(trainer, lambda: self._plan(trainer, pl_module, batch, facts))
 
     def _plan(self, trainer: Any, pl_module: Any, batch: Any, facts: Sequence[Facts]) -> Order:
         """On rank 0."""
-        fault = why_no_sweep(facts)
+        fault = why_no_sweep(facts, named=self.settings.limits_w is not None)
         if fault is not None:
             return Order(action="stop", line=f"no power limit is tried, training goes on: {fault}")
         run = describe_job(trainer, pl_module, batch, [one.device for one in {one.gpu: one for one in facts}.values()])
@@ -238,30 +255,21 @@ class PowerLimitOptimizerMixin:
             self._next_step = trainer.global_step + order.num_steps
             return
         self._close_window()
+        assert self._setting is not None
         if order.action == "measure":
-            self._set(order.limit_w)
+            self._setting.set(order.limit_w)
             self._next_step = trainer.global_step + self.settings.warmup_steps
             return
         self.sweeping, self.profile = False, list(order.profile)
         if order.action == "stop":
             self._restore()
             return
-        self._set(order.limit_w)
+        self._setting.set(order.limit_w)
+        if self._setting.fault is not None:
+            report(trainer, f"{order.limit_w:g} W could not be set, training goes on: {self._setting.fault}")
         self.power_limit_w = float(self._device.power_limit_w)
         name = "emulated_power_limit_w" if has_emulated_figures(self._device) else "power_limit_w"
         pl_module.log_dict({name: self.power_limit_w}, on_step=True, on_epoch=False, batch_size=1)
-
-    def _set(self, limit_w: float) -> None:
-        """A failure here is told in the window's row: a rank that raised alone would leave the others waiting."""
-        self._fault = None
-        if not self._sets:
-            return
-        try:
-            if float(self._device.power_limit_w) != limit_w:
-                self._changed = True
-                self._device.set_power_limit(limit_w)
-        except FAILURES as error:
-            self._fault = f"{type(error).__name__}: {error}"
 
     @property
     def _device(self) -> Any:
@@ -274,9 +282,8 @@ class PowerLimitOptimizerMixin:
             self._window = None
 
     def _restore(self) -> None:
-        if self._changed:
-            self._changed = False
-            self._device.reset_power_limit()
+        if self._setting is not None:
+            self._setting.restore()
 
     def _give_up(self, trainer: Any, line: str) -> None:
         say(trainer, f"the power limit is left as it was, training goes on: {line}")
@@ -292,7 +299,8 @@ class PowerLimitOptimizerMixin:
         """Idempotent."""
         self._give_back()
         if self.monitored is not None and self.monitored.owned:
-            self._device.close()
+            with degrading(lambda line: _log.warning(f"energy_lightning: {self._device.name} was not closed: {line}")):
+                self._device.close()
         self.monitored = None
 
 

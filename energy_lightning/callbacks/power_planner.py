@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -18,9 +18,10 @@ from energy_lightning.recurring import (
     choose_power_limit,
     power_limit_steps,
 )
+from energy_lightning.recurring.errors import positive, whole
+from energy_lightning.recurring.wording import more_or_less
 
 LONGEST_WINDOW = 50  # windows' worth of steps that a slow counter may ask for
-LIMIT_TOLERANCE = 0.05  # of the asked limit: a device may round
 WARMING_C = 1.5  # a rise within the first window that tells of a GPU that has just begun to work
 
 
@@ -37,27 +38,33 @@ class SweepSettings:
     noise: float
 
     def __post_init__(self) -> None:
-        if self.warmup_steps < 0 or self.profile_steps < 1:
-            raise RecurringError(
-                f"need warmup_steps >= 0 and profile_steps >= 1, got {self.warmup_steps}, {self.profile_steps}"
-            )
-        if self.limits_w is not None and not (self.limits_w and all(0.0 < one < math.inf for one in self.limits_w)):
-            raise RecurringError(f"limits_w must hold positive limits in W, got {list(self.limits_w)}")
-        power_limit_steps((1.0, 1.0), self.step_w)  # these three refuse what they cannot use
-        PowerSweep([1.0], max_tries=self.max_tries)
+        for name, least in (("warmup_steps", 0), ("profile_steps", 1), ("max_tries", 1)):
+            object.__setattr__(self, name, whole(name, getattr(self, name), least=least))
+        power_limit_steps((1.0, 1.0), self.step_w)  # these two refuse what they cannot use
         choose_power_limit([(1.0, 1.0, 1.0)], noise=self.noise)
 
-    def within(self, least_w: float, most_w: float) -> tuple[float, ...]:
-        """The limits to try on GPUs that take `least_w` to `most_w`. RecurringError for one outside."""
+    def within(self, least_w: float, most_w: float, found_w: float) -> tuple[float, ...]:
+        """The limits to try on GPUs that take `least_w` to `most_w` and had `found_w` before, which only `limits_w` may
+        exceed. RecurringError for one that they do not take.
+        """
         if self.limits_w is None:
-            return power_limit_steps((least_w, most_w), self.step_w)
-        outside = [limit_w for limit_w in self.limits_w if not least_w <= limit_w <= most_w]
+            return power_limit_steps((least_w, min(most_w, found_w)), self.step_w)
+        outside = [f"{limit_w:g}" for limit_w in self.limits_w if not least_w <= limit_w <= most_w]
         if outside:
             raise RecurringError(
-                f"PowerLimitOptimizer: a limit of {outside[0]:g} W is outside what the GPUs take, {least_w:g} to "
-                f"{most_w:g} W; give limits_w within that range"
+                f"PowerLimitOptimizer: limits_w={list(self.limits_w)}: {', '.join(outside)} W is outside what the GPUs "
+                f"take, {least_w:g} to {most_w:g} W; give limits within that range, or leave limits_w out"
             )
         return self.limits_w
+
+
+def parse_limits(limits_w: Any) -> tuple[float, ...] | None:
+    """What PowerLimitOptimizer's `limits_w` means, in W; None: the device's own."""
+    if limits_w is None:
+        return None
+    if isinstance(limits_w, (str, bytes)) or not isinstance(limits_w, Iterable) or not (given := list(limits_w)):
+        raise RecurringError(f"limits_w must be a list of limits in W, e.g. [250, 200, 150], or None, got {limits_w!r}")
+    return tuple(positive("every limit in limits_w", one, "250.0 (W)") for one in given)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +73,7 @@ class Facts:
 
     gpu: float
     device: dict[str, Any]
+    virtual: bool
     range_w: tuple[float, float] | None
     limit_w: float
     why_not: str | None
@@ -96,21 +104,36 @@ def gather_facts(device: Any, gpu: float) -> Facts:
         return Facts(
             gpu=gpu,
             device=describe_device(device),
+            virtual=bool(device.virtual_clock),
             range_w=device.power_limit_range_w if able else None,
             limit_w=float(device.power_limit_w) if able else math.nan,
             why_not=why,
         )
     except FAILURES as error:
         why = f"{type(error).__name__}: {error}"
-        return Facts(gpu=gpu, device={"gpu": "unknown"}, range_w=None, limit_w=math.nan, why_not=why)
+        return Facts(gpu=gpu, device={"gpu": "unknown"}, virtual=False, range_w=None, limit_w=math.nan, why_not=why)
 
 
-def why_no_sweep(facts: Sequence[Facts]) -> str | None:
-    """Why limits cannot be tried, or None."""
+def why_no_sweep(facts: Sequence[Facts], *, named: bool) -> str | None:
+    """Why limits cannot be tried, or None. `named`: the user says which, so the limits found do not cap them."""
     for rank, one in enumerate(facts):
         if one.why_not is not None or one.range_w is None:
             return f"rank {rank}: {one.why_not or 'the GPU does not tell its limits'}"
+    least_w, most_w, found_w = _in_common(facts)
+    if least_w > most_w:
+        each = "; ".join(
+            f"rank {i} {one.range_w[0]:g} to {one.range_w[1]:g} W" for i, one in enumerate(facts) if one.range_w
+        )
+        return f"the GPUs take no limit in common ({each})"
+    if not named and found_w < least_w:
+        return f"{found_w:g} W is in force and {least_w:g} W the least that can be set; to go above give limits_w=[...]"
     return None
+
+
+def _in_common(facts: Sequence[Facts]) -> tuple[float, float, float]:
+    """(least, most) limit in W that every GPU takes, and the least that was found in force on one."""
+    ranges = [one.range_w for one in facts if one.range_w is not None]
+    return max(low for low, _ in ranges), min(high for _, high in ranges), min(one.limit_w for one in facts)
 
 
 def power_objective(goal: Any, max_slowdown: float | None, eta: float) -> PowerObjective:
@@ -120,20 +143,28 @@ def power_objective(goal: Any, max_slowdown: float | None, eta: float) -> PowerO
     if goal == "max_slowdown" and max_slowdown is None:
         raise RecurringError("objective='max_slowdown' needs max_slowdown, e.g. 0.05 for 5%")
     chosen: Any = goal or ("cost" if max_slowdown is None else "max_slowdown")
-    return PowerObjective(goal=chosen, eta=eta, max_slowdown=max_slowdown or 0.0)
+    return PowerObjective(goal=chosen, eta=eta, max_slowdown=0.0 if max_slowdown is None else max_slowdown)
 
 
 class PowerPlanner:
     """Decides from the ranks' facts and windows. Raises RecurringError for limits that the GPUs do not take."""
 
     def __init__(self, settings: SweepSettings, facts: Sequence[Facts], profile: PowerProfile) -> None:
-        ranges = [one.range_w for one in facts if one.range_w is not None]
-        limits_w = settings.within(max(low for low, _ in ranges), min(high for _, high in ranges))
+        least_w, most_w, found_w = _in_common(facts)
+        limits_w = settings.within(least_w, most_w, found_w)
         num_gpus = len({one.gpu for one in facts})
         self._settings, self.profile, self._before_w = settings, profile, facts[0].limit_w
         self._objective = replace(settings.objective, max_power_w=max(limits_w) * num_gpus)
         self.sweep = PowerSweep(limits_w, profile.known, max_tries=settings.max_tries)
         self._span = f"{self.sweep.num_limits} power limits, {max(limits_w):g} to {min(limits_w):g} W"
+        if settings.limits_w is None and found_w < most_w:
+            self._span += (
+                f" (none above the {found_w:g} W that were in force; limits_w=[...] may go up to {most_w:g} W)"
+            )
+        if self.profile.run["emulated"] and not all(one.virtual for one in facts):
+            self._span += (
+                " (the NVML is emulated and training runs on the CPU, which feels no limit: times say nothing)"
+            )
 
     def begin(self) -> Order:
         """The first order."""
@@ -153,7 +184,7 @@ class PowerPlanner:
         if lost is not None:
             line = f"rank {lost} may not set power limits any more: the earlier limit comes back, training goes on"
             return Order(action="stop", line=line, profile=tuple(self.sweep.profile))
-        window = reduce_rows(rows, asked_w=asked_w, tolerance_w=LIMIT_TOLERANCE * asked_w)
+        window = reduce_rows(rows, asked_w=asked_w)
         fault, num_steps = window.fault, rows[0].num_steps
         if fault is None and window.steps_missing:
             if num_steps + window.steps_missing <= LONGEST_WINDOW * self._settings.profile_steps:
@@ -190,7 +221,7 @@ class PowerPlanner:
             return Order(action="stop", line=f"no power limit could be measured, training goes on: {reasons}")
         best = choose_power_limit(profile, self._objective, noise=self._settings.noise)
         line = "; ".join(filter(None, [line, self._verdict(best)]))
-        return Order(action="settle", limit_w=best.power_limit_w, line=line, profile=profile)
+        return Order(action="settle", limit_w=sweep.asked_for(best.power_limit_w), line=line, profile=profile)
 
     def _verdict(self, best: PowerLimitSample) -> str:
         """One line: the limit, and what it changes against the highest one."""
@@ -199,8 +230,9 @@ class PowerPlanner:
         if best.power_limit_w == highest.power_limit_w:
             line += ", the highest tried: no lower one is better by more than the noise"
         else:
-            energy, time = best.energy_j / highest.energy_j - 1.0, best.time_s / highest.time_s - 1.0
-            line += f": energy {energy:+.1%}, time {time:+.1%} a step against {highest.power_limit_w:g} W"
+            energy = more_or_less("energy", best.energy_j, highest.energy_j)
+            time = more_or_less("time", best.time_s, highest.time_s)
+            line += f": {energy} and {time} a step against {highest.power_limit_w:g} W"
         if self.sweep.given_up:
             line += f"; not measured: {', '.join(f'{limit_w:g} W' for limit_w in self.sweep.given_up)}"
         return line + _emulated(self.profile.run)

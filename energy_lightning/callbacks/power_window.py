@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,8 @@ from energy_lightning.measure import EnergyMeter, sum_over_gpus
 
 REFRESHES_PER_PIECE = 10
 _POWER_POLLS_S = 0.1  # of a device without a counter; see measure.meter.SAMPLE_INTERVAL_S
+SAME_LIMIT_W = 1.0  # between two readings of one limit
+LIMIT_SPREAD = 0.05  # between the limits that GPUs make of one that is asked for
 HEAT = ("thermal", "hw_slowdown", "power_brake")
 """Parts of the names of throttle reasons under which a window says nothing of a power limit."""
 
@@ -22,6 +24,7 @@ class WindowRow:
 
     Attributes:
         gpu: equal for ranks that share a GPU (see `gpu_identity`).
+        set_w: power limit that the device reported when it had been set; None: another rank sets this GPU.
         limit_w: power limit that the device reports at the end.
         warmed_c: by how much the chip's temperature rose from the window's beginning to its end; None: not known.
         needed_s: how long the window must be for the counter to be trusted.
@@ -34,6 +37,7 @@ class WindowRow:
     time_s: float
     energy_j: float
     needed_s: float
+    set_w: float | None
     limit_w: float
     temperature_c: float | None
     warmed_c: float | None
@@ -45,16 +49,20 @@ class PowerWindow:
     """Adds up the pieces of a window: it pauses for validation and at the end of an epoch.
 
     The device is synchronised at the edges of pieces only. No call raises for a device that fails: the row says so.
+
+    Args:
+        device: what is measured.
+        set_w: see `WindowRow`.
+        fault: why the window is not valid already: the limit could not be set.
     """
 
-    def __init__(self, device: Any) -> None:
-        self._device = device
+    def __init__(self, device: Any, *, set_w: float | None, fault: str | None) -> None:
+        self._device, self._set_w, self.fault = device, set_w, fault
         self._meter: EnergyMeter | None = None
         self._from_step: int | None = None
         self._num_steps = self._num_pieces = 0
         self._time_s = self._energy_j = 0.0
         self._start_c: float | None = None
-        self.fault: str | None = None
 
     @property
     def is_open(self) -> bool:
@@ -113,6 +121,7 @@ class PowerWindow:
             time_s=self._time_s,
             energy_j=self._energy_j,
             needed_s=REFRESHES_PER_PIECE * refresh_s * self._num_pieces,
+            set_w=self._set_w,
             limit_w=limit_w,
             temperature_c=temperature_c,
             warmed_c=None if temperature_c is None or self._start_c is None else temperature_c - self._start_c,
@@ -140,19 +149,17 @@ class JobWindow:
     steps_missing: int
 
 
-def reduce_rows(rows: Sequence[WindowRow], *, asked_w: float, tolerance_w: float) -> JobWindow:
-    """What the ranks' windows say together, measured under a limit of `asked_w`.
+def reduce_rows(rows: Sequence[WindowRow], *, asked_w: float) -> JobWindow:
+    """What the ranks' windows say together, measured under whatever limit the GPUs made of `asked_w`.
 
-    Not valid where a rank's is not, or where a GPU reports a limit more than `tolerance_w` away (somebody else set it,
-    or a permission was lost). The limit of the result is the highest that a GPU reports. `steps_missing`: how many more
+    Boards round, some coarsely: the limit in force is the one that they report. Not valid where a rank's is not, where
+    a GPU reports another limit at the end than when it was set (somebody else did), or where GPUs report limits more
+    than `LIMIT_SPREAD` apart. The limit of the result is the highest that a GPU reports. `steps_missing`: how many more
     steps the slowest counter needs. `warmed_c`: of the GPU that warmed up most.
     """
     faults = [f"rank {rank}: {row.fault}" for rank, row in enumerate(rows) if row.fault is not None]
+    faults += list(_other_limits(rows, asked_w))
     num_steps = rows[0].num_steps
-    limits_w = [row.limit_w for row in rows]
-    for rank, limit_w in enumerate(limits_w):
-        if not abs(limit_w - asked_w) <= tolerance_w:  # NaN too
-            faults.append(f"rank {rank}: asked for {asked_w:g} W, the GPU reports {limit_w:g} W")
     missing = 0
     for row in rows:
         if 0.0 < row.time_s < row.needed_s:
@@ -164,9 +171,20 @@ def reduce_rows(rows: Sequence[WindowRow], *, asked_w: float, tolerance_w: float
     return JobWindow(
         time_s=time_s / max(1, num_steps),
         energy_j=energy_j / max(1, num_steps),
-        limit_w=max(limits_w),
+        limit_w=max(row.limit_w for row in rows),
         temperature_c=max(temperatures, default=None),
         warmed_c=max((row.warmed_c for row in rows if row.warmed_c is not None), default=0.0),
         fault="; ".join(faults) or None,
         steps_missing=missing,
     )
+
+
+def _other_limits(rows: Sequence[WindowRow], asked_w: float) -> Iterator[str]:
+    """Why the limits that GPUs report are not those that the window is of."""
+    for rank, row in enumerate(rows):
+        if row.fault is None and row.set_w is not None and not abs(row.limit_w - row.set_w) <= SAME_LIMIT_W:  # NaN too
+            yield f"rank {rank}: asked for {asked_w:g} W and had {row.set_w:g} W, the GPU reports {row.limit_w:g} W now"
+    limits_w = [row.limit_w for row in rows]
+    if max(limits_w) > (1.0 + LIMIT_SPREAD) * min(limits_w):
+        each = ", ".join(f"{limit_w:g} W" for limit_w in limits_w)
+        yield f"asked for {asked_w:g} W, the GPUs of the ranks report {each}"

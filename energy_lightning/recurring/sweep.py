@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from energy_lightning.recurring.errors import RecurringError, whole
-from energy_lightning.recurring.power import PowerLimitSample
+from energy_lightning.recurring.power import PowerLimitSample, merged_profile
 
 
 class PowerSweep:
@@ -48,8 +48,15 @@ class PowerSweep:
 
     @property
     def profile(self) -> list[PowerLimitSample]:
-        """What is known so far, highest asked limit first. A sample's own limit is the one that the device applied."""
-        return [self._samples[limit_w] for limit_w in sorted(self._samples, reverse=True)]
+        """What is known so far, highest limit first; a sample's limit is the one that the device applied.
+
+        Where it rounds several limits to one, they are repeats of that one.
+        """
+        return merged_profile(self._samples.values())[::-1] if self._samples else []
+
+    def asked_for(self, power_limit_w: float) -> float:
+        """The limit in W to ask for so that the device applies `power_limit_w`, one that a sample has."""
+        return max(asked_w for asked_w, sample in self._samples.items() if sample.power_limit_w == power_limit_w)
 
     def accept(self, sample: PowerLimitSample) -> None:
         """The current limit is measured; on to the next."""

@@ -12,6 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from energy_lightning.recurring import Belief, CostRule, Run, Savings
+from energy_lightning.recurring.wording import more_or_less
 from energy_lightning.report.console import EMULATED, format_energy
 
 if TYPE_CHECKING:
@@ -48,17 +49,12 @@ def savings_line(saved: Savings | None, default: int) -> str:
     """What recurrences have cost against the default, in one line."""
     if saved is None:
         return f"savings: not known before a run with the default batch size {default} has reached the target"
-    parts = [
-        f"{name} {(spent / usual - 1.0):+.1%}" if usual > 0.0 else f"{name} not known"
-        for name, spent, usual in (
-            ("energy", saved.energy_j, saved.default_energy_j),
-            ("time", saved.time_s, saved.default_time_s),
-            ("cost", saved.cost_j, saved.default_cost_j),
-        )
-    ]
+    energy = more_or_less("energy", saved.energy_j, saved.default_energy_j)
+    time = more_or_less("time", saved.time_s, saved.default_time_s)
+    cost = more_or_less("cost", saved.cost_j, saved.default_cost_j)
     return (
-        f"{saved.num_recurrences} recurrences, exploring included, against the default batch size {default}: "
-        f"{', '.join(parts)} ({format_energy(saved.energy_j)} over all GPUs, {saved.time_s:.4g} s)"
+        f"{saved.num_recurrences} recurrences, exploring included, against as many with the default batch size "
+        f"{default}: {energy}, {time}, {cost} ({format_energy(saved.energy_j)} over all GPUs, {saved.time_s:.4g} s)"
     )
 
 

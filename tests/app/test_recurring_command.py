@@ -36,8 +36,10 @@ def test_state_savings_picture_and_tables(tmp_path: Path, capsys: pytest.Capture
     before = store.read_bytes()
     assert main(["recurring", f"store={store}", f"output_dir={tmp_path}/out"]) == 0
     said = capsys.readouterr().out
-    assert "3 recurrences, exploring included, against the default batch size 32: energy +24.7%" in said
-    assert "time +16.7%, cost +20.7%" in said
+    assert (
+        "3 recurrences, exploring included, against as many with the default batch size 32: 24.7% more energy" in said
+    )
+    assert "16.7% more time, 20.7% more cost" in said
     assert "EMULATED" not in said
     beliefs = rows_of(tmp_path / "out" / "beliefs.csv")
     assert [(row["batch_size"], row["num_runs"], row["num_reached"], row["is_default"]) for row in beliefs] == [

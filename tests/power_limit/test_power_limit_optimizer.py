@@ -11,9 +11,9 @@ import pytest
 from limited_gpus import LimitedGPU, PowerLimitOptimizer, StepTrainer, step_of
 
 from energy_lightning.recurring import RecurringError
-from energy_lightning.types import MeasurementError
+from energy_lightning.types import DeviceError, MeasurementError
 
-LIMITS_W = [260.0, 235.0, 210.0, 185.0, 160.0, 135.0, 110.0]
+LIMITS_W = [250.0, 225.0, 200.0, 175.0, 150.0, 125.0, 100.0]  # from the limit that was in force
 SHORT: dict[str, Any] = {"warmup_steps": 2, "profile_steps": 5}
 
 
@@ -31,10 +31,10 @@ def best_by_hand(goal: str, slowdown: float = 0.0, eta: float = 0.5) -> float:
     value = {
         "energy": lambda w: step_of(w)[1],
         "time": lambda w: step_of(w)[0],
-        "cost": lambda w: eta * step_of(w)[1] + (1 - eta) * 260.0 * step_of(w)[0],
+        "cost": lambda w: eta * step_of(w)[1] + (1 - eta) * 250.0 * step_of(w)[0],
         "max_slowdown": lambda w: step_of(w)[1],
     }[goal]
-    allowed = [w for w in LIMITS_W if goal != "max_slowdown" or step_of(w)[0] <= (1 + slowdown) * step_of(260.0)[0]]
+    allowed = [w for w in LIMITS_W if goal != "max_slowdown" or step_of(w)[0] <= (1 + slowdown) * step_of(250.0)[0]]
     return max(w for w in allowed if not any(value(other) * 1.01 < value(w) for other in allowed))
 
 
@@ -88,15 +88,15 @@ def test_accumulated_batches_are_one_step(tmp_path: Path) -> None:
 
 
 def test_a_second_run_knows_the_profile_and_other_jobs_do_not(tmp_path: Path) -> None:
-    first, _ = run(tmp_path, LimitedGPU())
+    first, _ = run(tmp_path, LimitedGPU(), objective="energy")
     gpu = LimitedGPU()
-    second, trainer = run(tmp_path, gpu, num_steps=5)
+    second, trainer = run(tmp_path, gpu, num_steps=5, objective="energy")
     assert gpu.asked_w == [first.power_limit_w]
     assert second.profile == first.profile
     assert "no power limit is tried again" in trainer.lightning_module.lines[0]
     other = LimitedGPU()
     run(tmp_path, other, accumulate=2)  # another job, the same file
-    assert len(other.asked_w) == 8
+    assert len(other.asked_w) == 7
     text = (tmp_path / "power_limits.jsonl").read_text()
     assert len({json.loads(line)["key"] for line in text.splitlines()}) == 2
 
@@ -117,17 +117,17 @@ def test_a_void_window_is_repeated_and_a_hopeless_limit_left_out(tmp_path: Path)
     gpu = LimitedGPU()
 
     def before_step(step: int) -> None:
-        gpu.forgets_energy = step == 14  # the last of the first window at 235 W: the counter falls
-        gpu.reasons = ("sw_power_cap", "hw_thermal_slowdown") if gpu.power_limit_w == 160.0 else ("sw_power_cap",)
+        gpu.forgets_energy = step == 14  # the last of the first window at 225 W: the counter falls
+        gpu.reasons = ("sw_power_cap", "hw_thermal_slowdown") if gpu.power_limit_w == 150.0 else ("sw_power_cap",)
 
     callback, trainer = run(tmp_path, gpu, fit={"before_step": before_step}, objective="energy")
-    assert [trainer.limits_w.count(limit_w) for limit_w in LIMITS_W[:5]] == [7, 14, 7, 7, 21]
-    assert gpu.asked_w == LIMITS_W  # set on change only; 110 W is where it ends
-    assert [one.power_limit_w for one in callback.profile] == [w for w in LIMITS_W if w != 160.0]
+    assert [trainer.limits_w.count(limit_w) for limit_w in LIMITS_W[:5]] == [8, 14, 7, 7, 21]
+    assert gpu.asked_w == LIMITS_W[1:]  # set on change only; 100 W is where it ends
+    assert [one.power_limit_w for one in callback.profile] == [w for w in LIMITS_W if w != 150.0]
     said = "\n".join(trainer.lightning_module.lines)
-    assert "235 W is measured again: rank 0: reset: the energy counter fell" in said
-    assert "160 W is left out: rank 0: throttled by heat or its supply (hw_thermal_slowdown)" in said
-    assert "not measured: 160 W" in said
+    assert "225 W is measured again: rank 0: reset: the energy counter fell" in said
+    assert "150 W is left out: rank 0: throttled by heat or its supply (hw_thermal_slowdown)" in said
+    assert "not measured: 150 W" in said
 
 
 def test_the_first_window_waits_for_a_warm_gpu_but_not_for_ever(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_the_first_window_waits_for_a_warm_gpu_but_not_for_ever(tmp_path: Path) 
         gpu.celsius = min(50.0, 30.0 + step)
 
     _, trainer = run(tmp_path, gpu, fit={"before_step": before_step})
-    assert trainer.limits_w.index(235.0) == 1 + 3 * 7  # after three windows
+    assert trainer.limits_w.index(225.0) == 1 + 3 * 7  # after three windows
     first = json.loads((tmp_path / "power_limits.jsonl").read_text().splitlines()[0])
     assert first["temperature_c"] == 50.0
 
@@ -164,10 +164,79 @@ def test_the_limit_that_the_gpu_reports_is_the_one_used(tmp_path: Path) -> None:
     assert callback.power_limit_w == 185.0
 
 
+def test_a_board_that_rounds_coarsely_loses_no_limit(tmp_path: Path) -> None:
+    gpu = LimitedGPU(rounds_to_w=50.0)
+    callback, trainer = run(tmp_path, gpu, objective="energy")
+    assert [one.power_limit_w for one in callback.profile] == [250.0, 200.0, 150.0, 100.0]
+    for one in callback.profile:
+        assert (one.time_s, one.energy_j) == pytest.approx(step_of(one.power_limit_w), rel=1e-9)
+    assert callback.power_limit_w == trainer.limits_w[-1] == 100.0
+    assert not any("left out" in line or "measured again" in line for line in trainer.lightning_module.lines)
+
+
+def test_no_limit_above_the_one_found_is_tried_unless_it_is_named(tmp_path: Path) -> None:
+    _, trainer = run(tmp_path, LimitedGPU(before_w=180.0), objective="time")
+    assert max(trainer.limits_w) == 180.0
+    assert (
+        "none above the 180 W that were in force; limits_w=[...] may go up to 260 W"
+        in trainer.lightning_module.lines[0]
+    )
+    callback, trainer = run(tmp_path, LimitedGPU(before_w=180.0), objective="time", limits_w=[260.0, 180.0])
+    assert callback.power_limit_w == trainer.limits_w[-1] == 260.0
+    assert "in force" not in trainer.lightning_module.lines[0]
+
+
+def test_a_limit_in_force_below_the_range_is_left_alone(tmp_path: Path) -> None:
+    gpu = LimitedGPU(before_w=90.0)
+    _, trainer = run(tmp_path, gpu)
+    assert gpu.asked_w == []
+    (line,) = trainer.lightning_module.lines
+    assert line.endswith("90 W is in force and 100 W the least that can be set; to go above give limits_w=[...]")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_limit_that_cannot_be_set_back_ends_no_training(
+    fails: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Stuck(LimitedGPU):
+        def reset_power_limit(self) -> None:
+            raise DeviceError("the driver is busy")
+
+    def before_step(step: int) -> None:
+        if fails and step == 30:
+            raise Boom
+
+    if fails:
+        with pytest.raises(Boom):
+            run(tmp_path, Stuck(), fit={"before_step": before_step})
+    else:
+        run(tmp_path, Stuck(), objective="energy")
+    (record,) = caplog.records
+    said = record.getMessage()
+    assert "its earlier power limit, 250 W, could not be set again (DeviceError: the driver is busy)" in said
+    assert "nvidia-smi --power-limit=250" in said
+
+
+def test_the_verdict_is_in_words(tmp_path: Path) -> None:
+    _, trainer = run(tmp_path, LimitedGPU(), objective="energy", limits_w=[250.0, 150.0])
+    time = step_of(150.0)[0] / step_of(250.0)[0] - 1.0
+    energy = 1.0 - step_of(150.0)[1] / step_of(250.0)[1]
+    expected = f"power limit 150 W (was 250 W): {energy:.1%} less energy and {time:.1%} more time a step against 250 W"
+    assert trainer.lightning_module.lines[-1].endswith(expected)
+
+
+def test_an_emulated_nvml_is_said_to_slow_nothing(tmp_path: Path) -> None:
+    gpu = LimitedGPU()
+    gpu.virtual_clock = False
+    gpu.emulated_hardware = True  # type: ignore[attr-defined]
+    _, trainer = run(tmp_path, gpu)
+    assert "training runs on the CPU, which feels no limit: times say nothing" in trainer.lightning_module.lines[0]
+
+
 def test_limits_outside_the_range_are_named_and_nothing_is_set(tmp_path: Path) -> None:
     gpu = LimitedGPU()
-    with pytest.raises(RecurringError, match="300 W is outside what the GPUs take, 100 to 260 W"):
-        run(tmp_path, gpu, limits_w=[200.0, 300.0])
+    with pytest.raises(RecurringError, match=r"\[200.0, 300.0, 90.0\]: 300, 90 W is outside .* 100 to 260 W"):
+        run(tmp_path, gpu, limits_w=[200.0, 300.0, 90.0])
     assert (gpu.asked_w, gpu.power_limit_w) == ([], 250.0)
 
 
@@ -204,9 +273,10 @@ def test_somebody_elses_limit_voids_the_window(tmp_path: Path) -> None:
 
     callback, trainer = run(tmp_path, gpu, fit={"before_step": before_step})
     assert (
-        "260 W is measured again: rank 0: asked for 260 W, the GPU reports 130 W" in trainer.lightning_module.lines[1]
+        "250 W is measured again: rank 0: asked for 250 W and had 250 W, the GPU reports 130 W now"
+        in trainer.lightning_module.lines[1]
     )
-    assert callback.profile[0].energy_j == pytest.approx(step_of(260.0)[1])
+    assert callback.profile[0].energy_j == pytest.approx(step_of(250.0)[1])
 
 
 class Boom(RuntimeError):
@@ -244,13 +314,27 @@ def test_a_foreign_profile_stops_the_training_and_stays_as_it_is(tmp_path: Path)
         ({"objective": "max_slowdown"}, "needs max_slowdown"),
         ({"max_slowdown": math.nan}, "max_slowdown"),
         ({"eta": 2.0}, "eta"),
+        ({"max_slowdown": "5%"}, "max_slowdown must be a number, got '5%': give e.g. 0.05"),
+        ({"max_slowdown": []}, "max_slowdown"),
+        ({"eta": None}, "eta"),
         ({"limits_w": []}, "limits_w"),
+        ({"limits_w": 200}, "must be a list of limits in W, .* got 200"),
+        ({"limits_w": "200"}, "limits_w"),
+        ({"limits_w": [200, None]}, "limits_w must be a number, got None"),
+        ({"limits_w": [True]}, "limits_w"),
         ({"limits_w": [100.0, -1.0]}, "limits_w"),
         ({"step_w": 0.0}, "step_w"),
+        ({"step_w": "x"}, "step_w"),
         ({"wait_steps": -1}, "wait_steps"),
+        ({"wait_steps": 1.5}, "wait_steps must be a whole number, 0 or more, got 1.5"),
+        ({"warmup_steps": None}, "warmup_steps"),
         ({"profile_steps": 0}, "profile_steps"),
+        ({"profile_steps": 2.5}, "profile_steps must be a whole number, 1 or more, got 2.5"),
         ({"max_tries": 0}, "max_tries"),
+        ({"max_tries": math.nan}, "max_tries"),
         ({"noise": 1.0}, "noise"),
+        ({"noise": "1%"}, "noise"),
+        ({"profile": 5}, "profile must be the path of a file"),
     ],
     ids=str,
 )

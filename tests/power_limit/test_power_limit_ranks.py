@@ -74,15 +74,15 @@ def settled(trainers: list[StepTrainer]) -> list[Any]:
 
 def test_two_gpus_add_up_and_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = LimitedGPU(uuid="GPU-a"), LimitedGPU(uuid="GPU-b", before_w=200.0)
-    gpus[1].power_limit_range_w = (120.0, 300.0)  # what both take is tried: 260, 235, ... 135
+    gpus[1].power_limit_range_w = (120.0, 300.0)  # what both take is tried, none above what either had: 200, ... 125
     trainers = run_two(tmp_path, monkeypatch, gpus)
     profile = trainers[0].callbacks[0].profile
-    assert [one.power_limit_w for one in profile] == [260.0, 235.0, 210.0, 185.0, 160.0, 135.0]
+    assert [one.power_limit_w for one in profile] == [200.0, 175.0, 150.0, 125.0]
     for one in profile:
         time_s, energy_j = step_of(one.power_limit_w)
         assert (one.time_s, one.energy_j) == pytest.approx((time_s, 2 * energy_j), rel=1e-9)
     assert trainers[1].callbacks[0].profile == profile
-    assert settled(trainers) == [135.0, 135.0]
+    assert settled(trainers) == [125.0, 125.0]
     assert trainers[0].limits_w[9:] == trainers[1].limits_w[9:]
     assert [gpu.power_limit_w for gpu in gpus] == [250.0, 200.0]
 
@@ -102,14 +102,14 @@ def test_a_shared_gpu_is_set_by_one_rank_and_counted_once(tmp_path: Path, monkey
 def test_a_failure_on_one_rank_leaves_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Refusing(LimitedGPU):
         def set_power_limit(self, power_limit_w: float) -> float:
-            if power_limit_w == 210.0:
+            if power_limit_w == 200.0:
                 raise DeviceError("the driver is busy")
             return super().set_power_limit(power_limit_w)
 
     trainers = run_two(tmp_path, monkeypatch, (LimitedGPU(uuid="GPU-a"), Refusing(uuid="GPU-b")))
-    assert settled(trainers) == [110.0, 110.0]
+    assert settled(trainers) == [100.0, 100.0]
     said = "\n".join(trainers[0].lightning_module.lines)
-    assert "210 W is left out: rank 1: DeviceError: the driver is busy" in said
+    assert "200 W is left out: rank 1: DeviceError: the driver is busy" in said
 
 
 def test_one_rank_without_permission_keeps_all_from_trying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,3 +121,13 @@ def test_one_rank_without_permission_keeps_all_from_trying(tmp_path: Path, monke
     assert trainers[0].lightning_module.lines == [
         "energy_lightning: no power limit is tried, training goes on: rank 1: needs root"
     ]
+
+
+def test_gpus_without_a_limit_in_common_are_left_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = LimitedGPU(uuid="GPU-a"), LimitedGPU(uuid="GPU-b")
+    gpus[1].power_limit_range_w = (300.0, 700.0)
+    trainers = run_two(tmp_path, monkeypatch, gpus)
+    assert settled(trainers) == [None, None]
+    assert gpus[0].asked_w == gpus[1].asked_w == []
+    (line,) = trainers[0].lightning_module.lines
+    assert line.endswith("the GPUs take no limit in common (rank 0 100 to 260 W; rank 1 300 to 700 W)")
