@@ -30,6 +30,7 @@ from energy_lightning.measure import (
     EnergyMeter,
     EnergyTotal,
     PartitionMeter,
+    PeerFailedError,
     Request,
     WindowSettings,
 )
@@ -223,7 +224,7 @@ class PartitionProfilerMixin:
     def _measure(
         self, trainer: Any, job: JobStrategy, requests: Sequence[Request], lock_clock: bool
     ) -> list[Measurement]:
-        """Measure on this rank's GPU and merge over ranks. A failure on one rank is raised on all."""
+        """Measure on this rank's GPU and merge over ranks. A failure on one rank is said there and raised on all."""
         assert job.device is not None
         own, fault = list[Measurement](), ""
         spent = EnergyMeter(job.device)
@@ -231,8 +232,12 @@ class PartitionProfilerMixin:
         try:
             self._meter = self._meter or self._open_meter(trainer, job, lock_clock=lock_clock)
             own = self._meter.measure_all(requests, self._rng)
+        except PeerFailedError:
+            pass  # that rank tells
         except FAILURES as error:
             fault = str(error) if isinstance(error, DeviceError) else f"{type(error).__name__}: {error}"
+            if not trainer.is_global_zero:  # who hears of it from `say` otherwise
+                report(trainer, f"measuring failed: {fault}")
         self.spent.add(spent.lap())
         spent.close()
         self.num_measured += len(requests)

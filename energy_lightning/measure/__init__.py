@@ -19,6 +19,7 @@ from energy_lightning.measure.runner import (
     EmulatedRunner,
     PartitionMeter,
     PartitionRunner,
+    PeerFailedError,
     Request,
 )
 from energy_lightning.measure.store import MeasurementStore
@@ -36,6 +37,7 @@ __all__ = [
     "PartitionConfig",
     "PartitionMeter",
     "PartitionRunner",
+    "PeerFailedError",
     "PowerSampler",
     "Request",
     "WindowReading",

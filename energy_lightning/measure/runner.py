@@ -39,6 +39,10 @@ class ControlLostError(DeviceError):
     """The permission to set clocks was lost in the middle of profiling: what is known at other clocks is no use."""
 
 
+class PeerFailedError(DeviceError):
+    """Measuring failed on another rank, which knows why."""
+
+
 class PartitionRunner(Protocol):
     """Something that can execute a partition on a device, again and again."""
 
@@ -210,7 +214,7 @@ class PartitionMeter:
         except _FAILURES as error:
             fault = error
         if not self._agree(fault is None):
-            raise fault or DeviceError("measuring failed on another rank; its log says why")
+            raise fault or PeerFailedError("measuring failed on another rank; its log says why")
         return done[0]
 
     def _lock_and_warm_up(self, run: Run, config: PartitionConfig) -> float:

@@ -6,11 +6,13 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from fake_trainer import FakeStrategy, FakeTrainer, RefusingDevice, all_callbacks
 
 from energy_lightning.callbacks.ranks import merge_ranks
+from energy_lightning.measure import PeerFailedError
 from energy_lightning.types import Budget, BudgetError, DeviceError, Measurement, MeasurementError
 
 TIMEOUT_S = 20.0  # a rank that waits for ever breaks the barrier instead
@@ -118,6 +120,21 @@ def test_a_failure_on_one_rank_ends_profiling_on_both(tmp_path: Path, monkeypatc
     assert [trainer.global_step for trainer in trainers] == [12, 12]
     for trainer, words in zip(trainers, ("failed on rank 1", "fell off the bus"), strict=True):
         assert [line for line in trainer.lightning_module.lines if words in line]
+
+
+def test_a_rank_whose_measuring_fails_tells_why_and_the_first_rank_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def break_meter(trainer: FakeTrainer) -> None:
+        failures = {0: PeerFailedError("on another rank"), 1: OSError("the driver hangs")}
+        meter = Mock(measure_all=Mock(side_effect=failures[trainer.global_rank]))
+        monkeypatch.setattr(trainer.callbacks[1], "_open_meter", lambda *_, **__: meter)
+
+    (first, _), errors, _ = run_two_ranks(tmp_path, monkeypatch, prepare=break_meter)
+    assert errors == [None, None]
+    (line,) = [line for line in first.lightning_module.lines if "profiling stopped" in line]
+    assert line.endswith("measuring failed on rank 1; its log says why")
+    assert "energy_lightning: rank 1: measuring failed: OSError: the driver hangs" in caplog.messages
 
 
 def test_a_monitor_that_fails_on_one_rank_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
