@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +17,9 @@ from energy_lightning.callbacks.run_meter import RunMeter, Spent, spent_by_all
 from energy_lightning.callbacks.shared_device import DeviceChoice, gather_objects
 from energy_lightning.device import Device, has_emulated_figures
 from energy_lightning.recurring import JobSettings, RecurringError, scaled_learning_rate
+from energy_lightning.recurring.errors import whole
+from energy_lightning.recurring.settings import seed_and_clock
+from energy_lightning.recurring.store import checked_path
 from energy_lightning.workload import Workload
 
 OPTIONS = ("eta", "beta", "seed", "policy", "window", "lease_s", "max_power_w", "clock")
@@ -79,16 +84,19 @@ class RecurringJobMixin:
         if unknown := sorted(set(options) - set(OPTIONS)):
             known = [*inspect.signature(RecurringJobMixin).parameters][:-1] + list(OPTIONS)
             raise RecurringError(f"RecurringJob has no option {unknown[0]!r}; known: {', '.join(known)}")
-        if check_every_n_steps < 1:
-            raise RecurringError(f"check_every_n_steps must be 1 or more, got {check_every_n_steps}")
-        self._target = Target(monitor=monitor, value=float(target), mode=mode)
+        self._target = Target(monitor=monitor, value=target, mode=mode)
         self._settings = {"default": default, **options}
         checked = {name: value for name, value in self._settings.items() if name not in ("seed", "clock")}
-        JobSettings.parse(batch_sizes, **{"max_power_w": 1.0, **checked})  # here already, and on every rank
+        settings = JobSettings.parse(batch_sizes, **{"max_power_w": 1.0, **checked})  # here already, on every rank
+        seed_and_clock(options.get("seed", 0), options.get("clock", time.time))
         scaled_learning_rate(1.0, batch_size=1, default=1, rule=scaling)
-        self.batch_sizes, self.default, self.store = tuple(batch_sizes), default, Path(store)
-        self._names, self._scaling, self._every = (batch_size, learning_rate), scaling, check_every_n_steps
-        self._needs_energy = float(options.get("eta", 0.5)) > 0.0
+        for name, value in {"batch_size": batch_size, "learning_rate": learning_rate}.items():
+            if not isinstance(value, str) or not value:
+                raise RecurringError(f"{name} must be the name of an attribute, e.g. {name!r}, got {value!r}")
+        self.batch_sizes, self.default, self.store = settings.batch_sizes, settings.default, checked_path(store)
+        self._names, self._scaling = (batch_size, learning_rate), scaling
+        self._every = whole("check_every_n_steps", check_every_n_steps, least=1)
+        self._needs_energy = settings.eta > 0.0
         self._choice = DeviceChoice.parse(device, workload, gpu)
         self._run: RecurringRun | None = None  # on rank 0
         self._run_id: int | None = None
@@ -111,7 +119,7 @@ class RecurringJobMixin:
         if not self._active:
             return
         self.verdict, self.spent, self._meter, self._resumed = "going on", None, None, None
-        previous, suggested = self.batch_size or self.default, on_rank_zero(trainer, self._suggest)
+        previous, suggested = self.batch_size or self.default, on_rank_zero(trainer, lambda: self._suggest(trainer))
         self._use(trainer, pl_module, suggested, previous)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -184,7 +192,7 @@ class RecurringJobMixin:
         if self._active and self._run is not None:
             spent = self.spent or (None if self._meter is None else self._meter.read())
             if spent is not None and _out_of_memory(exception):
-                self._run.report(spent, reached=False)
+                say(trainer, self._run.report(spent, reached=False) or "the run out of memory is reported")
             else:
                 self._run.abandon()
         self._close()
@@ -197,9 +205,10 @@ class RecurringJobMixin:
 
     # what they do
 
-    def _suggest(self) -> int:
+    def _suggest(self, trainer: Any) -> int:
         """On rank 0."""
-        self._run = RecurringRun(self.batch_sizes, self.store, self._settings, self._target)
+        lines = partial(say, trainer)
+        self._run = RecurringRun(self.batch_sizes, self.store, self._settings, self._target, lines)
         return self._run.batch_size
 
     def _use(self, trainer: Any, pl_module: Any, batch_size: int, previous: int) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from energy_lightning.callbacks.run_meter import Spent
-from energy_lightning.recurring import BatchSizeOptimizer, RecurringError
+from energy_lightning.recurring import BatchSizeOptimizer, RecurringError, StoreError
+from energy_lightning.recurring.errors import number
 from energy_lightning.recurring.store import RunStore, read_settings
 
 Verdict = Literal["going on", "reached", "too dear", "ended"]
@@ -24,6 +25,9 @@ class Target:
     mode: Literal["min", "max"]
 
     def __post_init__(self) -> None:
+        if not isinstance(self.monitor, str) or not self.monitor:
+            raise RecurringError(f"monitor must be the name of a logged metric, e.g. 'val_acc', got {self.monitor!r}")
+        object.__setattr__(self, "value", number("target", self.value, "0.84"))
         if self.mode not in ("min", "max") or not math.isfinite(self.value):
             raise RecurringError(f"need mode 'min' or 'max' and a finite target, got {self.mode!r} and {self.value}")
 
@@ -38,18 +42,30 @@ class Target:
 class RecurringRun:
     """A suggestion of the store at `path`, until it is reported or abandoned.
 
+    A store that is not ours raises at the start. One that fails later (deleted, disk full, not writable any more) ends
+    no training, which is worth more than its record: `say` gets one line.
+
     Args:
         settings: of BatchSizeOptimizer; without `max_power_w` that of the latest run counts until `use_max_power`.
+        say: takes a line for the user.
     """
 
-    def __init__(self, batch_sizes: Sequence[int], path: Path, settings: Mapping[str, Any], target: Target) -> None:
+    def __init__(
+        self,
+        batch_sizes: Sequence[int],
+        path: Path,
+        settings: Mapping[str, Any],
+        target: Target,
+        say: Callable[[str], None],
+    ) -> None:
         self._max_power_is_measured = "max_power_w" not in settings
         known = dict(settings)
         if self._max_power_is_measured:  # the first run needs none: there is nothing to compare
             with RunStore(path).reading() as connection:
                 known["max_power_w"] = read_settings(connection).get("max_power_w", 1.0)
         self._optimizer = BatchSizeOptimizer(batch_sizes, store=path, **known)
-        self._target, self._emulated = target, False
+        self._target, self._say, self._emulated = target, say, False
+        self._path, self._store_failed = path, False
         self.batch_size = self._optimizer.suggest()
 
     def begin(self, *, max_power_w: float | None, emulated: bool) -> int | None:
@@ -75,9 +91,14 @@ class RecurringRun:
         """Whether the run is there, or goes on. Shows the store that it lives."""
         if self._target.reached(metrics):
             return "reached"
-        if spent.time_s <= 0.0:
+        if spent.time_s <= 0.0 or self._store_failed:
             return "going on"
-        dear = self._optimizer.should_stop(energy_j=spent.energy_j or 0.0, time_s=spent.time_s)
+        try:
+            dear = self._optimizer.should_stop(energy_j=spent.energy_j or 0.0, time_s=spent.time_s)
+        except StoreError as error:
+            self._store_failed = True
+            self._say(f"training goes on, however dear it gets: {error}")
+            return "going on"
         return "too dear" if dear else "going on"
 
     def report(self, spent: Spent, *, reached: bool) -> str | None:
@@ -86,15 +107,27 @@ class RecurringRun:
         if not spent.time_s > 0.0 or unknown:
             self.abandon()
             return "the run is not reported: its time or energy could not be measured"
-        self._optimizer.observe(
-            self.batch_size,
-            energy_j=spent.energy_j or 0.0,
-            time_s=spent.time_s,
-            reached_target=reached,
-            emulated=self._emulated,
-        )
+        energy_j = spent.energy_j or 0.0
+        try:
+            self._optimizer.observe(
+                self.batch_size,
+                energy_j=energy_j,
+                time_s=spent.time_s,
+                reached_target=reached,
+                emulated=self._emulated,
+            )
+        except RecurringError as error:
+            figures = f"energy_j={energy_j!r}, time_s={spent.time_s!r}, reached_target={reached}"
+            figures += ", emulated=True" if self._emulated else ""
+            return (
+                f"the run is not reported: {error}. To report it later: "
+                f"BatchSizeOptimizer.of_store({str(self._path)!r}).observe({self.batch_size}, {figures})"
+            )
         return None
 
     def abandon(self) -> None:
         """It says nothing of its batch size."""
-        self._optimizer.abandon(self.batch_size)
+        try:
+            self._optimizer.abandon(self.batch_size)
+        except StoreError as error:  # its lease ends by itself
+            self._say(f"the store does not know that this run is over: {error}")

@@ -43,9 +43,7 @@ class RunStore:
     """
 
     def __init__(self, path: str | Path, *, create: bool = True) -> None:
-        if not isinstance(path, (str, Path)) or str(path) == ":memory:":
-            raise RecurringError(f"store must be the path of a file that stays, e.g. 'job.sqlite', got {path!r}")
-        self.path = Path(path).absolute()
+        self.path = checked_path(path)
         if not create and not self.path.is_file():
             raise StoreError(
                 f"no store {path}: give the file that BatchSizeOptimizer, JointOptimizer or RecurringJob was given as "
@@ -109,6 +107,13 @@ class RunStore:
                 f"ours {APPLICATION_ID:#x}, {VERSION}); it was left as it is. Give another path"
             )
         return version
+
+
+def checked_path(store: Any) -> Path:
+    """Where the runs are kept, as an absolute path. RecurringError for what is no path of a file."""
+    if not isinstance(store, (str, Path)) or str(store) in ("", ":memory:"):
+        raise RecurringError(f"store must be the path of a file that stays, e.g. 'job.sqlite', got {store!r}")
+    return Path(store).absolute()
 
 
 def _upgrade(connection: sqlite3.Connection) -> None:

@@ -177,6 +177,44 @@ def test_emulated_runs_do_not_enter_a_store_of_measured_ones(tmp_path: Path) -> 
     assert [run.state for run in runs(tmp_path)] == ["done", "dead"]
 
 
+class Spoiling(ScriptedDevice):
+    """After 15 s the store is no store any more."""
+
+    def __init__(self, store: Path) -> None:
+        super().__init__()
+        self.store = store
+
+    def work(self, time_s: float) -> None:
+        super().work(time_s)
+        if round(self.now_s()) == 15:
+            self.store.write_text("not a database\n" * 100)
+
+
+def test_a_store_that_fails_meanwhile_ends_no_training_and_the_figures_are_told(tmp_path: Path) -> None:
+    store = tmp_path / "job.sqlite"
+    device = Spoiling(store)
+    callback = job(tmp_path, device, check_every_n_steps=5)
+    trainer = JobTrainer(device, [callback])
+    trainer.fit()
+    assert (callback.verdict, trainer.global_step) == ("reached", NEEDED[32])
+    lines = trainer.lightning_module.lines
+    assert [line.split(": ")[1] for line in lines[1:]] == [
+        "training goes on, however dear it gets",
+        "the run is not reported",
+    ]
+    figures = f"observe(32, energy_j={NEEDED[32] * POWER_W!r}, time_s={float(NEEDED[32])!r}, reached_target=True)"
+    assert figures in lines[-1]
+    assert store.read_text() == "not a database\n" * 100
+
+
+def test_a_users_error_is_not_hidden_by_a_store_that_fails(tmp_path: Path) -> None:
+    device = Spoiling(tmp_path / "job.sqlite")
+    trainer = JobTrainer(device, [job(tmp_path, device)])
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(fails=(25, KeyboardInterrupt()))
+    assert "does not know that this run is over" in trainer.lightning_module.lines[-1]
+
+
 def test_a_fast_dev_run_touches_nothing(tmp_path: Path) -> None:
     device = ScriptedDevice()
     trainer = JobTrainer(device, [job(tmp_path, device)], max_steps=1)
@@ -204,6 +242,20 @@ def test_a_foreign_store_ends_the_job_before_training(tmp_path: Path) -> None:
         ([8, 32], {"target": float("nan")}, "target"),
         ([8, 32], {"scaling": "cubic"}, "linear, sqrt, none"),
         ([8, 32], {"check_every_n_steps": 0}, "check_every_n_steps"),
+        ([8, 32], {"check_every_n_steps": 2.5}, "check_every_n_steps must be a whole number, 1 or more, got 2.5"),
+        ("832", {}, "batch_sizes must be a list of sizes"),
+        ([8.5, 32], {}, "whole number"),
+        ([8, 32], {"target": "high"}, "target must be a number, got 'high'"),
+        ([8, 32], {"target": None}, "target"),
+        ([8, 32], {"monitor": None}, "monitor must be the name of a logged metric"),
+        ([8, 32], {"batch_size": 16}, "batch_size must be the name of an attribute"),
+        ([8, 32], {"learning_rate": 0.1}, "learning_rate must be the name of an attribute"),
+        ([8, 32], {"scaling": ["sqrt"]}, "linear, sqrt, none"),
+        ([8, 32], {"store": None}, "store must be the path of a file"),
+        ([8, 32], {"seed": -1}, "seed"),
+        ([8, 32], {"clock": 5.0}, "clock"),
+        ([8, 32], {"window": float("nan")}, "window"),
+        ([8, 32], {"max_power_w": None}, "max_power_w"),
         ([8, 32], {"etta": 0.1}, "no option 'etta'; known: .*eta, beta"),
     ],
 )

@@ -6,7 +6,9 @@
         subprocess.run(command, env=server.environment())
         server.state(0).locked_mhz
 
-The driver's version says EMULATED: nothing that it measures may pass for a measurement.
+The driver's version says EMULATED: nothing that it measures may pass for a measurement. What trains meanwhile runs on
+the CPU, as fast under every clock and limit: the boards' power follows them, the time of a step does not, so a plan or
+a limit that is chosen here shows that choosing works, not what is best.
 """
 
 from energy_lightning.device.nvml_emulator.board import PERMISSIONS, EmulatedBoard
