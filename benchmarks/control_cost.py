@@ -3,13 +3,15 @@
     python benchmarks/control_cost.py --steps 400
 
 What is timed. EnergyMonitor and FrequencyController are driven as Lightning drives them (on_train_batch_start,
-on_before_backward, on_train_batch_end), with a plan that changes the clock before every forward and every backward.
+on_before_backward, on_train_batch_end), with a plan that predicts what a step takes, so that drift is watched, and that
+changes the clock before every forward and every backward.
 Wall time inside the hooks is added up per step. Between the hooks a phase takes --phase-s, by --work: "waiting" sleeps,
 so that the hooks find a processor that has just woken up; "launching" issues small torch operations one after another,
 as the host of a training does while its GPU is busy; "computing" stays in Python without ever letting go of the
 interpreter, so that the time of a whole step shows what the switcher's thread takes away. Variants:
 
-- measuring only: the same, with a plan that leaves the clock alone
+- empty hooks: two callbacks that do nothing; what calling and timing them takes, contained in all the others
+- measuring only: the callbacks, with a plan that leaves the clock alone
 - asynchronous: the clock is changed by FrequencySwitcher's thread (what the callbacks do)
 - synchronous: the same changes made inside the hooks, for comparison
 
@@ -21,6 +23,7 @@ in which the counter is read (one in ten of its refreshes) count as the others d
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import platform
 import statistics
@@ -45,7 +48,8 @@ from energy_lightning.types import Budget, PhasePlan, Plan
 
 LIMIT_S = 0.2e-3
 CALLBACKS = build_callbacks(object, __name__)
-SWITCHING = Plan.single_stage(PhasePlan("forward", 1200), PhasePlan("backward", 900))
+PREDICTED = {"time_s": 1.0, "energy_j": 250.0}
+SWITCHING = Plan.single_stage(PhasePlan("forward", 1200), PhasePlan("backward", 900), **PREDICTED)
 
 
 class SynchronousDevice(NvidiaDevice):
@@ -88,6 +92,15 @@ class Module:
         """Say nothing."""
 
 
+class EmptyHooks:
+    """A callback that does nothing."""
+
+    def on_train_batch_start(self, *arguments: Any) -> None:
+        """Nothing."""
+
+    on_before_backward = on_train_batch_end = on_train_batch_start
+
+
 class Hooks:
     """Calls hooks as a Trainer does, and keeps the time spent in them by step."""
 
@@ -122,7 +135,8 @@ class Hooks:
 
 def run_steps(device: Any, plan: Plan, num_steps: int, phase: Callable[[], object]) -> list[tuple[float, float]]:
     """(time in hooks, time) in s of each step; the first ten are left out: they start the thread and the watchdog."""
-    monitor, controller = CALLBACKS["EnergyMonitor"](), CALLBACKS["FrequencyController"](min_dwell_s=0.0)
+    monitor = CALLBACKS["EnergyMonitor"]()
+    controller = CALLBACKS["FrequencyController"](min_dwell_s=0.0, drift_tolerance=math.inf)  # watched, never told
     hooks = Hooks(Job(device, plan, Path()), [monitor, controller])
     hooks.call("on_train_start")
     steps_s = [hooks.step(phase) for _ in range(10)]
@@ -201,10 +215,12 @@ def main() -> None:
     seconds = float(arguments.phase_s)
     phase = WORK[arguments.work](seconds)
     variants: dict[str, tuple[type[NvidiaDevice], Plan]] = {
-        "measuring only": (NvidiaDevice, Plan.sequential()),
+        "measuring only": (NvidiaDevice, Plan.sequential(**PREDICTED)),
         "asynchronous": (NvidiaDevice, SWITCHING),
         "synchronous": (SynchronousDevice, SWITCHING),
     }
+    hooks = Hooks(Job(None, None, Path()), [EmptyHooks(), EmptyHooks()])
+    print(f"| - | empty hooks | {row([hooks.step(phase) for _ in range(arguments.steps)], '')} |")
     for where, serving in (("in process", in_process), ("server", in_server)):
         for variant, (kind, plan) in variants.items():
             with tempfile.TemporaryDirectory() as folder, serving():

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from energy_lightning.callbacks.job import degrading, find_callback, gather_rows, gpu_identity, job_of, say
+from energy_lightning.callbacks.job import (
+    FAILURES,
+    degrading,
+    fault_line,
+    find_callback,
+    gather_rows,
+    gpu_identity,
+    job_of,
+    say,
+)
 from energy_lightning.callbacks.monitored import Monitored, choose_monitored
-from energy_lightning.callbacks.observed import TemperatureLog
+from energy_lightning.callbacks.observed import TemperatureLog, energy_in_words
 from energy_lightning.callbacks.partition_profiler import PartitionProfilerMixin
 from energy_lightning.callbacks.step_meter import window_s_of
 from energy_lightning.device import Device, has_emulated_figures
@@ -57,6 +67,7 @@ class EnergyMonitorMixin:
         self._monitored: Monitored | None = None
         self._meter: EnergyMeter | None = None
         self._window, self._window_steps, self._window_s = EnergyTotal(), 0, 0.0
+        self._read_at_s: float | None = None  # from then on a step's end is worth a reading; None: every one is
         self._temperatures: TemperatureLog | None = None
         self._left_out, self._last_global_step = EnergyTotal(), 0
         self._before = EnergyTotal()  # of the whole job, when this fit began
@@ -90,15 +101,24 @@ class EnergyMonitorMixin:
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """After an optimizer step: read, and log when the window is long enough."""
-        if self._meter is None or self._monitored is None:
+        monitored = self._monitored
+        if self._meter is None or monitored is None:
             return
-        with degrading(lambda line: self._give_up(trainer, line)):
-            self._monitored.account_batch()
-            if trainer.global_step == self._last_global_step:
+        try:
+            if monitored.driven:
+                monitored.account_batch()
+            global_step = trainer.global_step  # Lightning takes seven calls to tell
+            if global_step == self._last_global_step:
                 return
-            self._last_global_step = trainer.global_step
-            self._monitored.account_step()
-            self._count(trainer, pl_module)
+            self._last_global_step = global_step
+            if monitored.driven:
+                monitored.account_step()
+            self.num_steps += 1
+            self._window_steps += 1
+            if self._read_at_s is None or monitored.device.now_s() >= self._read_at_s:
+                self._read_step(trainer, pl_module)
+        except FAILURES as error:
+            self._give_up(trainer, fault_line(error))
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Totals over all GPUs, and one line. Collective, also where this rank's readings have ended."""
@@ -125,6 +145,7 @@ class EnergyMonitorMixin:
         """Training goes on."""
         if self._meter is not None and not trainer.sanity_checking:
             self._meter.start()
+            self._plan_reading()
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """The checkpoint holds the whole job's totals, whichever rank writes it. Collective."""
@@ -167,26 +188,12 @@ class EnergyMonitorMixin:
         """One line about everything so far."""
         if self._monitored is None or self.num_steps == 0:
             return f"epoch {epoch}: no steps"
-        device = self._monitored.device
-        each_s = self.total.time_s / self.num_steps
+        device, each_s = self._monitored.device, self.total.time_s / self.num_steps
         line = f"epoch {epoch}: {each_s:.4g} s a step, {self.total.time_s:.4g} s in all"
-        line += f", {self._energy_in_words()}"
+        line += f", {energy_in_words(self.total, self.own) if self._has_energy else 'energy not known'}"
         if self._temperatures is not None and self._temperatures.text:
             line += f", {self._temperatures.text}"
         return line + (f" (EMULATED: {device.name})" if has_emulated_figures(device) else f" ({device.name})")
-
-    def _energy_in_words(self) -> str:
-        total, own = self.total, self.own
-        if not self._has_energy:
-            return "energy not known"
-        if total.energy_j == 0.0:
-            return "energy not known" + (
-                " yet: the counter has not moved" if total.complete else ": no reading was valid"
-            )
-        words = f"{total.energy_j:.4g} J over the GPUs of all processes"
-        if own.complete and own.time_s > 0.0:
-            words += f", {own.energy_j / own.time_s:.0f} W on this one"
-        return words + ("" if total.complete else " (incomplete: some energy readings were void)")
 
     def _open(self, trainer: Any, device: Any) -> None:
         self._meter = EnergyMeter(device)
@@ -196,13 +203,10 @@ class EnergyMonitorMixin:
             _drop_later(self._records, trainer.global_step)
         self._left_out = self._spent_in_profiling()
         self._meter.start()
+        self._plan_reading()
 
-    def _count(self, trainer: Any, pl_module: Any) -> None:
-        """One optimizer step is over."""
-        self.num_steps += 1
-        self._window_steps += 1
-        if self._can_wait():
-            return
+    def _read_step(self, trainer: Any, pl_module: Any) -> None:
+        """Read at a step's end; log what the window holds if it is long enough."""
         reading = self._read()
         if self._records is not None and self._monitored is not None and trainer.is_global_zero:
             row = {"step": trainer.global_step, "time_s": reading.time_s, "energy_j": reading.energy_j}
@@ -211,19 +215,17 @@ class EnergyMonitorMixin:
             return
         window, num_steps = self._window, self._window_steps
         self._window, self._window_steps = EnergyTotal(), 0
+        self._plan_reading()
         metrics = {"step_time_s": window.time_s / num_steps}
         if window.complete and self._has_energy:
             metrics |= {"energy_j": window.energy_j / num_steps, "power_w": window.energy_j / window.time_s}
         pl_module.log_dict(self._named(metrics), prog_bar=True, on_step=True, on_epoch=False, batch_size=1)
 
-    def _can_wait(self) -> bool:
-        """Whether the counter is better read at a later step: it is slow, and every reading costs a call."""
-        if self._window_s == 0.0 or self._records is not None:
-            return False
-        assert self._monitored is not None
+    def _plan_reading(self) -> None:
+        """A slow counter is read at the first step's end at which the window is long enough: each reading is a call."""
         assert self._meter is not None
-        unread_s: float = self._monitored.device.now_s() - self._meter.open_since_s
-        return self._window.time_s + unread_s < self._window_s
+        each_step = self._window_s == 0.0 or self._records is not None
+        self._read_at_s = None if each_step else self._meter.open_since_s + self._window_s - self._window.time_s
 
     def _read(self) -> WindowReading:
         """Count the time and energy since the last reading."""
@@ -231,20 +233,19 @@ class EnergyMonitorMixin:
         reading = self._without_profiling(self._meter.lap())
         self.own.add(reading)
         self._window.add(reading)
+        self._plan_reading()
         if self._temperatures is not None:
             self._temperatures.add(reading.time_s)
         return reading
 
     def _without_profiling(self, reading: WindowReading) -> WindowReading:
         """The reading less what the profiler spent meanwhile, in whichever order the callbacks run."""
-        spent = self._spent_in_profiling()
-        time_s, energy_j = spent.time_s - self._left_out.time_s, spent.energy_j - self._left_out.energy_j
+        before, spent = self._left_out, self._spent_in_profiling()
         self._left_out = spent
-        if time_s == 0.0 or reading.energy_j is None:
-            return WindowReading(
-                max(0.0, reading.time_s - time_s), reading.energy_j, reading.source, reading.invalid_reason
-            )
-        return WindowReading(max(0.0, reading.time_s - time_s), max(0.0, reading.energy_j - energy_j), reading.source)
+        time_s, energy_j = reading.time_s - (spent.time_s - before.time_s), reading.energy_j
+        if energy_j is not None:
+            energy_j = max(0.0, energy_j - (spent.energy_j - before.energy_j))
+        return replace(reading, time_s=max(0.0, time_s), energy_j=energy_j)
 
     def _spent_in_profiling(self) -> EnergyTotal:
         spent = EnergyTotal() if self._profiler is None else self._profiler.spent

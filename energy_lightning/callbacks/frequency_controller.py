@@ -7,11 +7,13 @@ from typing import Any
 from energy_lightning.callbacks.drift import DriftWatch
 from energy_lightning.callbacks.energy_monitor import EnergyMonitorMixin
 from energy_lightning.callbacks.frontier_optimizer import FrontierOptimizerMixin
-from energy_lightning.callbacks.job import JobStrategy, degrading, find_callback, job_of, report, say
+from energy_lightning.callbacks.job import FAILURES, JobStrategy, fault_line, find_callback, job_of, report, say
 from energy_lightning.callbacks.observed import ClockLog
 from energy_lightning.callbacks.step_meter import StepMeter
 from energy_lightning.device import Device, FrequencySwitcher
-from energy_lightning.types import EnergyLightningError, Phase, Plan, PlanError
+from energy_lightning.types import EnergyLightningError, Plan, PlanError
+
+_NOT_LOOKED_AT = object()
 
 
 class FrequencyControllerMixin:
@@ -39,13 +41,16 @@ class FrequencyControllerMixin:
         self._min_dwell_s, self._tolerance, self._drift_steps = min_dwell_s, drift_tolerance, drift_steps
         self._job: JobStrategy | None = None
         self._optimizer: FrontierOptimizerMixin | None = None
-        self._device: Device | None = None
-        self._meter: StepMeter | None = None
+        self._device: Device | None = None  # None: nothing to control, or no more
+        self._outcome: object = _NOT_LOOKED_AT  # the optimizer's, at the last step
         self._switcher: FrequencySwitcher | None = None
-        self._clocks_mhz: dict[Phase, int | None] = {}
+        self._following: FrequencySwitcher | None = None  # the switcher where the plan's clocks are followed
+        self._forward_mhz: int | None = None  # the plan's
+        self._backward_mhz: int | None = None
         self._clock_log = ClockLog()
         self._fault: str | None = None  # the last one told
-        self._active, self._step_open, self._last_global_step = False, False, 0
+        self._meter: StepMeter | None = None  # where the plan predicts what a step takes
+        self._step_open, self._last_global_step = False, 0
         self._settling = False  # the coming step holds a change of the clock that the plan does not predict
         self.drift: DriftWatch | None = None
         self.plan: Plan | None = None
@@ -68,9 +73,8 @@ class FrequencyControllerMixin:
         self._job = job = job_of(trainer)
         self._optimizer = find_callback(trainer, FrontierOptimizerMixin)
         self._device = None if job is None else job.device
-        self._active, self.plan, self.drift = self._device is not None, None, None
-        self._step_open, self._last_global_step, self._clock_log = False, trainer.global_step, ClockLog()
-        self._switcher = self._fault = None
+        self.plan = self.drift = self._switcher = self._fault = None
+        self._outcome, self._clock_log = _NOT_LOOKED_AT, ClockLog()
         if self._device is not None:
             self._switcher = FrequencySwitcher(self._device, min_dwell_s=self._min_dwell_s)
             told = not self._device.virtual_clock and find_callback(trainer, EnergyMonitorMixin) is not None
@@ -81,33 +85,52 @@ class FrequencyControllerMixin:
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """A new plan if there is one, then the forward's clock."""
-        if not self._active or self._job is None:
+        device = self._device
+        if device is None:
             return
-        with degrading(lambda line: self._give_up(trainer, line)):
-            self._adopt(trainer, self._job)
-            if self._active:
-                self._open_step()
-                self._enter(trainer, "forward")
+        try:
+            outcome = None if self._optimizer is None else self._optimizer.outcome
+            if outcome is not self._outcome:
+                self._outcome = outcome
+                self._adopt(trainer, device)
+            if self._meter is not None and not self._step_open:
+                self._meter.begin()
+                self._step_open = True
+            if self._following is not None:
+                if not device.can_lock_frequency:
+                    self._lose_clocks()
+                elif self._following.requested_mhz != self._forward_mhz or self._following.fault is not None:
+                    self._request(trainer, self._following, self._forward_mhz)
+        except FAILURES as error:
+            self._give_up(trainer, fault_line(error))
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         """The backward's clock."""
-        if self._active:
-            with degrading(lambda line: self._give_up(trainer, line)):
-                self._enter(trainer, "backward")
+        if self._following is not None and self._following.requested_mhz != self._backward_mhz:
+            try:
+                self._request(trainer, self._following, self._backward_mhz)
+            except FAILURES as error:
+                self._give_up(trainer, fault_line(error))
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """After an optimizer step: does it still match the prediction?"""
-        if not self._step_open or self._meter is None or trainer.global_step == self._last_global_step:
+        if not self._step_open or self._meter is None:
             return
-        self._last_global_step, self._step_open = trainer.global_step, False
-        reading = self._meter.end()
-        if self._settling:
-            self._settling = False
-            self._meter.drop()
-        elif self.drift is not None:
-            line = self.drift.add(reading.time_s, reading.energy_j, num_energy_steps=reading.num_steps)
-            if line is not None:
-                say(trainer, line)
+        global_step = trainer.global_step  # Lightning takes seven calls to tell
+        if global_step == self._last_global_step:
+            return
+        self._last_global_step, self._step_open = global_step, False
+        try:
+            time_s, stretch = self._meter.end()
+            if self._settling:
+                self._settling = False
+                self._meter.drop()
+            elif self.drift is not None:
+                line = self.drift.add(time_s, stretch)
+                if line is not None:
+                    say(trainer, line)
+        except FAILURES as error:
+            self._give_up(trainer, fault_line(error))
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Validation runs at the GPU's own clock; the next training step locks again."""
@@ -137,9 +160,10 @@ class FrequencyControllerMixin:
 
     # what they do
 
-    def _adopt(self, trainer: Any, job: JobStrategy) -> None:
+    def _adopt(self, trainer: Any, device: Device) -> None:
         """Apply the optimizer's plan once it is there; a plan given to the strategy is in force from the start."""
-        found = None if self._optimizer is None else self._optimizer.plan
+        assert self._job is not None, "it has the device"
+        job, found = self._job, None if self._optimizer is None else self._optimizer.plan
         wanted = job.plan if found is None else found
         if wanted is None or wanted is self.plan:
             return
@@ -149,33 +173,33 @@ class FrequencyControllerMixin:
             except PlanError as error:  # a plan of ours: not the user's mistake
                 self._give_up(trainer, str(error))
                 return
-        self.plan, self._settling = wanted, True
-        self._clocks_mhz = {phase.phase: phase.frequency_mhz for phase in reversed(wanted.stages[0])}  # the first wins
+        self.plan, self._settling, self._last_global_step = wanted, True, trainer.global_step
+        clocks_mhz = {phase.phase: phase.frequency_mhz for phase in reversed(wanted.stages[0])}  # the first wins
+        self._forward_mhz, self._backward_mhz = clocks_mhz.get("forward"), clocks_mhz.get("backward")
+        self._following = self._switcher
+        self._stop_watching()
         num_microbatches = 1 if job.workload is None else job.workload.num_microbatches
-        if trainer.accumulate_grad_batches == num_microbatches and self._device is not None:
+        predicts = wanted.time_s is not None or wanted.energy_j is not None
+        if predicts and trainer.accumulate_grad_batches == num_microbatches:
+            self._meter = StepMeter(device)
             self.drift = DriftWatch(
                 wanted.time_s, wanted.energy_j, tolerance=self._tolerance, num_steps=self._drift_steps
             )
 
-    def _open_step(self) -> None:
-        if self._step_open or self._device is None:
-            return
-        if self._meter is None:
-            self._meter = StepMeter(self._device)
-        self._meter.begin()
-        self._step_open = True
-
-    def _enter(self, trainer: Any, phase: Phase) -> None:
-        switcher, device = self._switcher, self._device
-        if switcher is None or device is None or self.plan is None:
-            return
-        clock_mhz = self._clocks_mhz.get(phase)
-        if device.can_lock_frequency:
-            switcher.request(clock_mhz)
-        elif clock_mhz is not None:
-            self.drift = None  # what the plan predicts holds at its clocks only
+    def _request(self, trainer: Any, switcher: FrequencySwitcher, clock_mhz: int | None) -> None:
+        switcher.request(clock_mhz)
         if switcher.fault is not None:
             self._give_up(trainer, switcher.fault)
+
+    def _lose_clocks(self) -> None:
+        """They may not be set (any more): what the plan predicts holds at its clocks only."""
+        self._following = None
+        if self._forward_mhz is not None or self._backward_mhz is not None:
+            self._stop_watching()
+
+    def _stop_watching(self) -> None:
+        self.drift = None
+        self._close_meter()
 
     def _give_up(self, trainer: Any, line: str) -> None:
         report(trainer, f"the plan is given up, training goes on at the GPU's own clock: {line}")
@@ -183,12 +207,16 @@ class FrequencyControllerMixin:
         self._close(trainer)
 
     def _close(self, trainer: Any) -> None:
-        self._active = self._step_open = False
+        self._device = self._following = None
         if self._switcher is not None:
             self._switcher.close()
             if self._switcher.fault not in (None, self._fault):
                 self._fault = self._switcher.fault
                 report(trainer, f"the clock may not have been given back: {self._fault}")
+        self._close_meter()
+
+    def _close_meter(self) -> None:
+        self._step_open = False
         if self._meter is not None:
             self._meter.close()
             self._meter = None

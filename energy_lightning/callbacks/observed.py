@@ -1,4 +1,4 @@
-"""What the hardware did meanwhile, for one line an epoch: clocks that were not had, temperatures."""
+"""What the hardware did meanwhile, for one line an epoch: its energy, temperatures, clocks that were not had."""
 
 from __future__ import annotations
 
@@ -6,8 +6,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from energy_lightning.device import ClockChange
+from energy_lightning.measure import EnergyTotal
 
 TEMPERATURE_INTERVAL_S = 1.0
+
+
+def energy_in_words(total: EnergyTotal, own: EnergyTotal) -> str:
+    """Energy of the whole job (`total`) and power of one of its GPUs (`own`): "800 J ..., 200 W on this one"."""
+    if total.energy_j == 0.0:
+        return "energy not known" + (" yet: the counter has not moved" if total.complete else ": no reading was valid")
+    words = f"{total.energy_j:.4g} J over the GPUs of all processes"
+    if own.complete and own.time_s > 0.0:
+        words += f", {own.energy_j / own.time_s:.0f} W on this one"
+    return words + ("" if total.complete else " (incomplete: some energy readings were void)")
 
 
 class ClockLog:

@@ -26,50 +26,53 @@ def window_s_of(device: Device) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class StepReading:
-    """One step.
+class Stretch:
+    """Steps that were read together.
 
     Attributes:
-        time_s: how long it took.
-        energy_j: mean energy of one of the last `num_steps` steps; None: no stretch ended here, or it is void.
-        num_steps: steps in that stretch; 0 where none ended.
+        energy_j: mean energy of one of them.
+        num_steps: how many they were.
     """
 
-    time_s: float
-    energy_j: float | None = None
-    num_steps: int = 0
+    energy_j: float
+    num_steps: int
 
 
 class StepMeter:
-    """Measures steps between `begin` and `end`; never waits for the device."""
+    """Measures steps between `begin` and `end`; never waits for the device. Both run in every step of a training."""
 
     def __init__(self, device: Device) -> None:
-        self._device, self._meter, self._window_s = device, EnergyMeter(device), window_s_of(device)
+        self._now_s, self._meter, self._window_s = device.now_s, EnergyMeter(device), window_s_of(device)
         self._began_s = self._ended_s = 0.0
-        self._num_steps: int | None = None  # of the stretch under way; None: none is
+        self._num_steps, self._dropped = 0, True  # of the stretch under way, and whether none is
+        self._long_enough_s = 0.0  # when it will be
 
     def begin(self) -> None:
         """A step begins."""
-        began_s, took_s = self._device.now_s(), self._ended_s - self._began_s
-        if self._num_steps is None or began_s - self._ended_s > UNREAD_PAUSE * took_s:
+        began_s = self._now_s()
+        if self._dropped or began_s - self._ended_s > UNREAD_PAUSE * (self._ended_s - self._began_s):
             self._meter.start()
-            self._num_steps = 0
+            self._begin_stretch()
         self._began_s = began_s
 
-    def end(self) -> StepReading:
-        """The step ends."""
-        self._ended_s = self._device.now_s()
-        time_s = self._ended_s - self._began_s
-        num_steps = (self._num_steps or 0) + 1
-        if self._ended_s - self._meter.open_since_s < self._window_s:
-            self._num_steps = num_steps
-            return StepReading(time_s)
-        energy_j, self._num_steps = self._meter.lap().energy_j, 0
-        return StepReading(time_s, None if energy_j is None else energy_j / num_steps, num_steps)
+    def end(self) -> tuple[float, Stretch | None]:
+        """The step ends; returns its time in s, and the stretch that ended with it (None: none did, or it is void)."""
+        self._ended_s = ended_s = self._now_s()
+        self._num_steps += 1
+        return ended_s - self._began_s, None if ended_s < self._long_enough_s else self._end_stretch()
+
+    def _begin_stretch(self) -> None:
+        self._num_steps, self._dropped = 0, False
+        self._long_enough_s = self._meter.open_since_s + self._window_s
+
+    def _end_stretch(self) -> Stretch | None:
+        energy_j, num_steps = self._meter.lap().energy_j, self._num_steps
+        self._begin_stretch()
+        return None if energy_j is None else Stretch(energy_j / num_steps, num_steps)
 
     def drop(self) -> None:
         """The stretch under way holds a step that is not like the others: the next step begins a new one."""
-        self._num_steps = None
+        self._dropped = True
 
     def close(self) -> None:
         """Stop background sampling; idempotent."""

@@ -47,6 +47,7 @@ class NvidiaDevice:
         is_mig: a slice of a GPU: energy and power are the whole GPU's, shared with its other slices.
         cuda_index: torch's index of this GPU; None where torch has no CUDA.
         state_dir: where records and measurements of this machine's GPUs are kept.
+        now_s: wall time in s; the host's clock itself, for training asks it several times a step.
 
     Raises:
         ImportError: pynvml or zeus is missing. DeviceError: no driver, or a GPU that cannot be told apart.
@@ -65,6 +66,7 @@ class NvidiaDevice:
     ) -> None:
         nvml = _start_nvml()
         self._host = Host() if host is None else host
+        self.now_s = self._host.clock_s
         gpu = find_gpu(nvml, torch_device, self._host)
         self.uuid: str | None = gpu.uuid
         self._uuid, self.is_mig, self.cuda_index = gpu.uuid, gpu.is_mig, gpu.cuda_index
@@ -158,10 +160,6 @@ class NvidiaDevice:
         return probe_refresh_s(self) if self.energy_source == "counter" else 0.0
 
     # readings
-
-    def now_s(self) -> float:
-        """Wall time in s."""
-        return self._host.clock_s()
 
     def energy_j(self) -> float | None:
         """Energy in J since the driver was loaded; None on boards without the counter."""

@@ -9,7 +9,6 @@ On a virtual clock there is nothing to wait for: the change is applied in the ca
 
 from __future__ import annotations
 
-import os
 import queue
 import statistics
 import threading
@@ -17,6 +16,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from energy_lightning.device.forking import call_in_forked_child
 from energy_lightning.types import DeviceError
 
 if TYPE_CHECKING:
@@ -75,25 +75,22 @@ class FrequencySwitcher:
     def __init__(self, device: Device, *, min_dwell_s: float = 0.02, settle_s: float | None = None) -> None:
         if not (min_dwell_s >= 0.0 and (settle_s is None or settle_s >= 0.0)):  # NaN fails too
             raise DeviceError(f"need min_dwell_s >= 0 and settle_s >= 0 or None, got {min_dwell_s}, {settle_s}")
-        self._device, self._min_dwell_s, self._settle_s = device, min_dwell_s, settle_s
-        self._requested_mhz: int | None = None
+        self._device, self._now_s, self._min_dwell_s, self._settle_s = device, device.now_s, min_dwell_s, settle_s
+        self.requested_mhz: int | None = None
+        """The clock asked for last, to be read only; None: the GPU's own."""
         self._requested_at_s = float("-inf")
         self._applied_mhz: int | None = None
         self._unread: tuple[ClockChange, float] | None = None  # a change to read back, and when it was applied
         self._changes: deque[ClockChange] = deque(maxlen=KEPT_CHANGES)
         self._requests: queue.SimpleQueue[tuple[int | None, float]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._closing, self._pid = False, os.getpid()
+        self._closing = False
+        call_in_forked_child(self._leave_to_parent)
         self.fault: str | None = None
         """What ended the service, in one line; None while all is well."""
         self.num_changes = self.num_skipped = 0
 
     # the training thread's side
-
-    @property
-    def requested_mhz(self) -> int | None:
-        """The clock asked for last; None: the GPU's own."""
-        return self._requested_mhz
 
     def request(self, frequency_mhz: int | None) -> bool:
         """Ask for a clock (None: the GPU's own clock management). Returns whether it is or will be in force.
@@ -101,18 +98,27 @@ class FrequencySwitcher:
         False: within the dwell, where the clock stays as it is and the caller asks again at the next phase; or the
         service has ended.
         """
-        if frequency_mhz == self._requested_mhz:
+        if frequency_mhz == self.requested_mhz:
             return self.fault is None
-        now_s = self._device.now_s()
+        now_s = self._now_s()
         if now_s - self._requested_at_s < self._min_dwell_s:
             self.num_skipped += 1
             return False
-        return self._hand_over(frequency_mhz, now_s)
+        if self.fault is not None or self._closing:
+            return False
+        self.requested_mhz, self._requested_at_s = frequency_mhz, now_s
+        if self._thread is None:
+            if self._device.virtual_clock:
+                return self._apply_at_once(frequency_mhz, now_s)
+            self._thread = threading.Thread(target=self._serve, name="frequency-switcher", daemon=True)
+            self._thread.start()
+        self._requests.put((frequency_mhz, now_s))
+        return True
 
     def release(self) -> None:
         """Give the clock back whatever the dwell; the next request need not wait for one either."""
-        if self._requested_mhz is not None:
-            self._hand_over(None, self._device.now_s())
+        self._requested_at_s = float("-inf")
+        self.request(None)
         self._requested_at_s = float("-inf")
 
     def take_changes(self) -> list[ClockChange]:
@@ -124,7 +130,7 @@ class FrequencySwitcher:
 
     def close(self) -> None:
         """End the service and give the clock back; waits for a change in flight, but not for ever. Idempotent."""
-        if self._closing or os.getpid() != self._pid:
+        if self._closing:
             return
         self._closing = True
         if self._thread is not None:
@@ -134,24 +140,18 @@ class FrequencySwitcher:
                 self.fault = f"a change of the clock has not returned within {JOIN_LIMIT_S:g} s"
                 return
         self._read_back()
-        self._requested_mhz = None
+        self.requested_mhz = None
         if self._applied_mhz is not None:
-            self._apply(None, self._device.now_s())
+            self._apply(None, self._now_s())
 
-    def _hand_over(self, frequency_mhz: int | None, now_s: float) -> bool:
-        if self.fault is not None or self._closing or os.getpid() != self._pid:
-            return False
-        self._requested_mhz, self._requested_at_s = frequency_mhz, now_s
-        if self._device.virtual_clock:
-            self._read_back()
-            self._apply(frequency_mhz, now_s)
-            self._requested_at_s = self._device.now_s()
-            return self.fault is None
-        self._requests.put((frequency_mhz, now_s))
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name="frequency-switcher", daemon=True)
-            self._thread.start()
-        return True
+    def _apply_at_once(self, frequency_mhz: int | None, now_s: float) -> bool:
+        self._read_back()
+        self._apply(frequency_mhz, now_s)
+        self._requested_at_s = self._now_s()
+        return self.fault is None
+
+    def _leave_to_parent(self) -> None:
+        self._closing = True
 
     # the switcher thread's side (the caller's on a virtual clock)
 
@@ -188,7 +188,7 @@ class FrequencySwitcher:
             return
         self._applied_mhz = frequency_mhz
         self.num_changes += 1
-        applied_s = device.now_s()
+        applied_s = self._now_s()
         self._unread = ClockChange(asked_mhz=frequency_mhz, taken_s=applied_s - requested_s), applied_s
 
     def _until_settled_s(self) -> float | None:
@@ -196,7 +196,7 @@ class FrequencySwitcher:
         if self._unread is None:
             return None
         settle_s = max(2.0 * self._device.switch_time_s, 0.01) if self._settle_s is None else self._settle_s
-        return max(0.0, self._unread[1] + settle_s - self._device.now_s())
+        return max(0.0, self._unread[1] + settle_s - self._now_s())
 
     def _read_back(self) -> None:
         left_s = self._until_settled_s()

@@ -143,7 +143,7 @@ def test_a_monitor_that_fails_on_one_rank_keeps_nobody_waiting(tmp_path: Path, m
             raise OSError("the counter is gone")
 
         if trainer.global_rank == 1:
-            monkeypatch.setattr(trainer.callbacks[0], "_count", fail)
+            monkeypatch.setattr(trainer.callbacks[0], "_read_step", fail)
 
     trainers, errors, _ = run_two_ranks(tmp_path, monkeypatch, prepare=break_rank_one)
     assert errors == [None, None]
