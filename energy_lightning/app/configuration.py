@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -83,12 +84,26 @@ def _parse(overrides: Sequence[str]) -> list[Any]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    try:
-        return list(OverridesParser.create().parse_overrides(list(overrides)))
-    except HydraException as error:
-        raise ConfigError(
-            f"cannot read the command line: {error}. Write key=value, e.g. budget.max_slowdown=0.05"
-        ) from error
+    parser, parsed = OverridesParser.create(), []
+    for override in overrides:
+        try:
+            parsed.append(parser.parse_override(override))
+        except HydraException as error:
+            raise ConfigError(f"cannot read {override}: {_how_to_write(override)}") from error
+    return parsed
+
+
+def _how_to_write(override: str) -> str:
+    """What Hydra's grammar wants instead of a text that it cannot read."""
+    key, _, value = override.partition("=")
+    if not value or not (key.isascii() and key.strip("+~").replace(".", "").replace("_", "").isalnum()):
+        return "write KEY=VALUE, e.g. budget.max_slowdown=0.05"
+    if value.startswith(("[", "{")) and value.endswith(("]", "}")):
+        return "write a list as 'KEY=[1,2]', in quotes for the shell"
+    escaped = value.strip("'\"").replace("'", "\\'")
+    quoted = f"{key}='{escaped}'"
+    for_shell = shlex.quote(quoted) if set(quoted) & set('"$`\\!') else f'"{quoted}"'
+    return f"its value needs quotes that the shell leaves alone: {for_shell}"
 
 
 def _is_hydras(override: Any) -> bool:

@@ -58,7 +58,11 @@ class Candidates:
             except EnergyLightningError as error:
                 left_out[f"{strategy} on {num_gpus} GPU{'s' * (num_gpus > 1)}"] = str(error)
         if not runs:
-            raise ConfigError("no strategy is possible: " + "; ".join(f"{k}: {v}" for k, v in left_out.items()))
+            given = f"strategies={values['strategies']} with num_gpus={values['num_gpus']}"
+            why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+            raise ConfigError(
+                f"no strategy is possible: {why or f'nothing in {given}; single takes one GPU, tp and fsdp several'}"
+            )
         return cls(tuple(runs), left_out, notes)
 
 

@@ -2,6 +2,7 @@
 
 Constants are there for people to read; a predictor that is loaded is fitted again to the file's own table, which takes
 well under a second and gives the same constants, so predictions, intervals and warnings are those of the first fit.
+A formula that was searched for is taken from the file (`found`): searching again would take long.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ from typing import Any
 import numpy as np
 
 from energy_lightning.app.predict_table import ENERGY, numbers_of
-from energy_lightning.predict import EnergyLens, FineTuningEnergy, PredictionError, PredictionWarning, mape_pct
+from energy_lightning.predict import (
+    EnergyLens,
+    FineTuningEnergy,
+    FormulaSearch,
+    PredictionError,
+    PredictionWarning,
+    mape_pct,
+)
 from energy_lightning.predict.lens import OPTIONAL as LENS_OPTIONAL
 from energy_lightning.predict.lens import REQUIRED as LENS_REQUIRED
 from energy_lightning.predict.proxies import OPTIONAL as RUN_OPTIONAL
@@ -28,12 +36,15 @@ COLUMNS = {
     TRAINING: (*RUN_REQUIRED, *RUN_OPTIONAL, "num_heads", "time_s"),
     INFERENCE: (*LENS_REQUIRED, *LENS_OPTIONAL),
 }
-_SETTINGS = {TRAINING: ("law", "correction"), INFERENCE: ("form", "method", "seed")}
+SETTINGS = {TRAINING: ("law", "correction"), INFERENCE: ("form", "method", "consider_published", "seed")}
+FORMULA = "formula"  # the method that searches for one
+_VERSION = 2  # of the file: 2 may hold `found`
 _FOLDS = 5
 _HELD_W = 100.0  # GPU-seconds become the energies of a GPU that draws always this; any constant will do
 _HEAD = """\
 # Written by `energy-lightning fit`. Use it with `energy-lightning predict {kind} model_file=THIS_FILE ...`.
-# formula and accuracy are for reading; predictions come from a fit to the table below, which may be edited.
+# formula and accuracy are for reading; predictions come from a fit to the table below, which may be edited, and of a
+# formula that was searched for from its terms under `found`.
 """
 
 
@@ -46,15 +57,27 @@ class EnergyModel:
         settings: of the estimator.
         table: a DataFrame of its columns and energy_j; time_s (of the run) too where hours can be predicted.
         emulated: the energies are an emulated GPU's.
+        found: what an earlier search found on the same table, or None.
     """
 
     kind: str
     settings: dict[str, Any]
     table: Any
     emulated: bool
+    found: dict[str, Any] | None = None
 
     def _estimator(self) -> Any:
-        return FineTuningEnergy(**self.settings) if self.kind == TRAINING else EnergyLens(**self.settings)
+        if self.kind == TRAINING:
+            return FineTuningEnergy(**self.settings)
+        settings = {name: value for name, value in self.settings.items() if name != "consider_published"}
+        if settings.get("method") != FORMULA:
+            return EnergyLens(**settings)
+        if settings.get("form", "additive") != "additive":
+            raise ConfigError(f"method=formula goes with form=additive, got form={settings['form']}")
+        consider = self.settings.get("consider_published", True)
+        if not isinstance(consider, bool):
+            raise ConfigError(f"consider_published must be true or false, got {consider!r}")
+        return FormulaSearch(consider_published=consider, seed=settings.get("seed", 0))
 
     def inputs(self, table: Any) -> Any:
         """The columns of `table` that the estimator looks at."""
@@ -67,8 +90,17 @@ class EnergyModel:
 
     @cached_property
     def explaining(self) -> Any:
-        """The estimator fitted to all columns; for training with the speed-ups, where the table has them."""
-        return self._estimator().fit(self.inputs(self.table), self.energy_j)
+        """The estimator fitted to all columns; for training with the speed-ups, where the table has them.
+
+        Raises ConfigError where a formula is to be searched for and the library is not there.
+        """
+        estimator, inputs = self._estimator(), self.inputs(self.table)
+        if self.found is not None and isinstance(estimator, FormulaSearch):
+            return estimator.use(self.found, inputs, self.energy_j)
+        try:
+            return estimator.fit(inputs, self.energy_j)
+        except ImportError as error:
+            raise ConfigError(f"method=formula: {error}") from error
 
     @cached_property
     def predicting(self) -> Any:
@@ -95,9 +127,11 @@ class EnergyModel:
     def apart_j(self, seed: int = 0) -> Any:
         """(n,) joules that each row is predicted by a fit to other rows, in 5 folds; NaN with fewer than 15.
 
-        NaN too for a GPU model's only row.
+        NaN too for a GPU model's only row. A search has its own folds, where it was compared with EnergyLens.
         """
         n = len(self.table)
+        if isinstance(self.explaining, FormulaSearch) and (known := self.explaining.apart_j(self.energy_j)) is not None:
+            return known
         if n < 3 * _FOLDS:
             return np.full(n, np.nan)
         folds = np.random.default_rng(seed).permutation(n) % _FOLDS
@@ -132,14 +166,23 @@ class EnergyModel:
             ),
         )
         content = {
+            "version": _VERSION,
             "kind": self.kind,
             "emulated": self.emulated,
             "settings": self.settings,
             "accuracy": {"rows": len(self.table)} | {name: round(value, 3) for name, value in accuracy.items()},
             "formula": "\n".join(line.rstrip() for line in self.words().splitlines()) + "\n",
+            **({"found": self.explaining.found()} if isinstance(self.explaining, FormulaSearch) else {}),
             "table": self.table.to_csv(index=False),
         }
-        text = yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+        text = yaml.dump(
+            content,
+            Dumper=_Dumper,
+            sort_keys=False,
+            allow_unicode=True,
+            width=120,
+            default_flow_style=None,  # a list of numbers on a line
+        )
         path.write_text(_HEAD.format(kind=self.kind) + text, encoding="utf-8")
         return path
 
@@ -148,7 +191,8 @@ class EnergyModel:
         """Read a file that `save` wrote.
 
         Raises:
-            ConfigError: no such file, not a model file, or one of the other kind.
+            ConfigError: no such file, not a model file, one of the other kind, or one of a newer version.
+            PredictionError: its table has energies that are no numbers.
         """
         import pandas
         import yaml
@@ -159,14 +203,24 @@ class EnergyModel:
         try:
             content = yaml.safe_load(file.read_text(encoding="utf-8"))
             found, settings, emulated = content["kind"], dict(content["settings"]), bool(content["emulated"])
+            version, search = content.get("version", 1), content.get("found")
+            if not isinstance(version, int) or version > _VERSION:
+                raise ConfigError(
+                    f"{file} is of version {version}, this energy_lightning knows {_VERSION}: update it, or fit again"
+                )
             table = pandas.read_csv(io.StringIO(content["table"]))
-        except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"{file} is no model file ({error}); write one with `energy-lightning fit`") from error
+        except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            why = " ".join(str(error).split())[:200]
+            raise ConfigError(f"{file} is no model file ({why}); write one with `energy-lightning fit`") from error
         if found != kind:
             raise ConfigError(f"{file} is a model of {found}, not of {kind}: use `energy-lightning predict {found}`")
         if ENERGY not in table.columns:
             raise ConfigError(f"{file}: its table has no column {ENERGY}; fit again")
-        return cls(kind, {name: settings[name] for name in _SETTINGS[kind] if name in settings}, table, emulated)
+        numbers_of(table, ENERGY)
+        chosen = {name: settings[name] for name in SETTINGS[kind] if name in settings}
+        return cls(kind, chosen, table, emulated, search)
 
 
 def fitted_model(kind: str, table: Any, energy_j: Any, settings: dict[str, Any], *, emulated: bool) -> EnergyModel:
@@ -182,7 +236,9 @@ def fitted_model(kind: str, table: Any, energy_j: Any, settings: dict[str, Any],
         kept = kept.assign(**{name: numbers_of(kept, name, may_miss=name == "speedup")})
     if "time_s" in kept and not (kept["time_s"] > 0.0).all():
         raise PredictionError("column time_s must be > 0 in every row; drop failed runs, or the column")
-    chosen = {name: settings[name] for name in _SETTINGS[kind]}
+    chosen = {name: settings[name] for name in SETTINGS[kind] if name in settings}
+    if chosen.get("method") != FORMULA:
+        chosen.pop("consider_published", None)  # nothing is searched for
     model = EnergyModel(kind, chosen, kept.assign(**{ENERGY: energy_j}), emulated)
     _ = model.explaining  # refuses what cannot be fitted, before anything is written
     return model

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 from energy_lightning.predict import PredictionError
 from energy_lightning.types import ConfigError
 
 ENERGY = "energy_j"
+_PLAIN = "write them as 1234.5, without a unit, a decimal comma or thousands separators"
 JOULES = {"J": 1.0, "mJ": 1e-3, "kJ": 1e3, "Wh": 3.6e3, "kWh": 3.6e6}
 
 
 def read_table(path: str | Path, columns: Mapping[str, str | None]) -> Any:
-    """The DataFrame of a CSV file. `columns`: our name -> the file's, or None where it is the same.
+    """The DataFrame of a CSV file (.gz and .zip too). `columns`: our name -> the file's, or None where it is the same.
+
+    Blanks around names and values do not count.
 
     Raises:
         ConfigError: no such file. PredictionError: not a CSV with rows, or a column of `columns` that it has not.
@@ -23,17 +27,29 @@ def read_table(path: str | Path, columns: Mapping[str, str | None]) -> Any:
 
     file = Path(path)
     if not file.is_file():
-        raise ConfigError(f"no file {file}; give a CSV with one row a configuration")
+        is_folder = f"{file} is a folder" if file.is_dir() else f"no file {file}"
+        raise ConfigError(f"{is_folder}; give a CSV with one row a configuration")
     try:
-        table = pandas.read_csv(file)
+        header = pandas.read_csv(file, header=None, nrows=1, dtype=str, skipinitialspace=True).iloc[0].tolist()
+        table = pandas.read_csv(file, skipinitialspace=True, low_memory=False)
     except UnicodeDecodeError as error:
         raise PredictionError(f"{file} is not a CSV table in UTF-8: {error}; save it as UTF-8") from error
-    except (pandas.errors.EmptyDataError, pandas.errors.ParserError) as error:
-        raise PredictionError(f"{file} is not a CSV table: {error}") from error
+    except (pandas.errors.EmptyDataError, pandas.errors.ParserError, EOFError, BadZipFile, ValueError) as error:
+        raise PredictionError(f"{file} is not a CSV table: {' '.join(str(error).split())}") from error
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror or error}") from error
     if len(table.columns) == 1 and any(mark in str(table.columns[0]) for mark in ";\t"):
-        raise PredictionError(f"{file} separates its columns by semicolons or tabs: a CSV here has commas")
-    if repeated := _repeated(pandas.read_csv(file, header=None, nrows=1, dtype=str).iloc[0].tolist()):
+        raise PredictionError(
+            f"{file} separates its columns by semicolons or tabs: a CSV here has commas, and points in its numbers"
+        )
+    table.columns = [str(name).strip() for name in table.columns]
+    if repeated := _repeated([name.strip() for name in header if isinstance(name, str)]):  # others are empty
         raise PredictionError(f"{file} has two columns {repeated}: rename or remove one of them")
+    if not isinstance(table.index, pandas.RangeIndex):  # pandas takes the first values as names of the rows then
+        raise PredictionError(
+            f"{file} has more values in a row than its header has names: name each column, and quote values that hold "
+            "a comma"
+        )
     if table.empty:
         raise PredictionError(f"{file} has no rows below its header")
     renamed = {ours: theirs for ours, theirs in columns.items() if theirs is not None}
@@ -70,21 +86,23 @@ def numbers_of(table: Any, column: str, *, may_miss: bool = False) -> Any:
     """Column as numbers, empty cells as NaN where they `may_miss`; PredictionError naming the first other row."""
     import pandas
 
+    if pandas.api.types.infer_dtype(table[column], skipna=True) == "boolean":
+        raise PredictionError(f"column {column} must hold numbers, it holds truth values: is another one meant?")
     values = pandas.to_numeric(table[column], errors="coerce")
     bad = values.isna() & table[column].notna() if may_miss else values.isna()
     if bad.any():
         row = int(bad.to_numpy().argmax())
         value = table[column].iloc[row]
         shown = "nothing" if pandas.isna(value) else repr(value)
+        advice = _PLAIN if shown != "nothing" and bad.all() else "drop failed runs first"
         raise PredictionError(
             f"column {column} must hold numbers: row {row} has {shown} ({int(bad.sum())} such rows of {len(table)}); "
-            "drop failed runs first"
+            f"{advice}"
         )
     return values
 
 
-def _repeated(header: list[Any]) -> str | None:
-    names = [name for name in header if isinstance(name, str)]  # others are empty
+def _repeated(names: list[str]) -> str | None:
     return next((name for number, name in enumerate(names) if name in names[:number]), None)
 
 

@@ -19,6 +19,7 @@ Floats = NDArray[np.float64]
 Columns = dict[str, Floats]
 _JOULE_PER_KWH = 3.6e6
 _POSSIBLE_J = (1e-30, 1e30)
+_NO_NUMBERS = {"b": "truth values", "c": "complex numbers", "M": "dates", "m": "durations"}  # by kind of a dtype
 _FAR_OFF = 1e3  # from the median: what a row outside the plausible range must be, to be pointed at
 
 
@@ -64,16 +65,26 @@ def require(table: Any, needed: Iterable[str], known: Iterable[str]) -> None:
 
 def positive(table: Any, name: str) -> Floats:
     """Column `name` as (n,) finite values > 0; PredictionError naming the first row that is not."""
+    return checked_positive(numbers(table[name], f"column {name}"), f"column {name}")
+
+
+def numbers(values: ArrayLike, what: str) -> Floats:
+    """`values` as floats; PredictionError for what is no real number: truth values, complex, dates, texts."""
     try:
-        values = np.asarray(table[name], dtype=np.float64)
+        array = np.asarray(values)
+        kind = _NO_NUMBERS.get(array.dtype.kind)
+        if array.dtype.kind == "O" and any(isinstance(value, (bool, np.bool_)) for value in array.flat):
+            kind = _NO_NUMBERS["b"]
+        if kind is None:
+            return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise PredictionError(f"column {name} must hold numbers: {error}") from error
-    return checked_positive(values, f"column {name}")
+        raise PredictionError(f"{what} must hold numbers: {error}") from error
+    raise PredictionError(f"{what} must hold numbers, it holds {kind} (first: {array.flat[0]}): is another one meant?")
 
 
 def checked_positive(values: ArrayLike, what: str) -> Floats:
     """`values` as (n,) finite numbers > 0, n >= 1; PredictionError saying which row is wrong and what to do."""
-    array = np.asarray(values, dtype=np.float64)
+    array = numbers(values, what)
     if array.ndim != 1 or len(array) == 0:
         raise PredictionError(f"{what} must be one value a row and at least one row, got shape {array.shape}")
     bad = np.flatnonzero(~(np.isfinite(array) & (array > 0.0)))  # NaN fails too
@@ -87,10 +98,7 @@ def checked_positive(values: ArrayLike, what: str) -> Floats:
 
 def checked_energy(energy_j: ArrayLike, num_rows: int) -> Floats:
     """Energies (n,) in joules; PredictionError unless there is one finite value > 0 for each row."""
-    try:
-        array = np.asarray(energy_j, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise PredictionError(f"energy_j must hold numbers: {error}") from error
+    array = numbers(energy_j, "energy_j")
     if array.ndim == 1 and len(array) != num_rows:
         raise PredictionError(f"energy_j has {len(array)} values, the table {num_rows} rows: give one energy a row")
     least_j, most_j = _POSSIBLE_J

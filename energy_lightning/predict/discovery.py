@@ -19,7 +19,7 @@ Published structure to compare with: EnergyLens, arXiv 2605.10556.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from energy_lightning.predict.choosing import Chooser
+from energy_lightning.predict.climbing import Candidate, Scored, rmse, rows_of
 from energy_lightning.predict.columns import (
     Columns,
     FittedRange,
@@ -36,34 +37,30 @@ from energy_lightning.predict.columns import (
     PredictionWarning,
     checked_energy,
     names_of,
+    numbers,
     positive,
     require,
 )
+from energy_lightning.predict.genetic import searched
 from energy_lightning.predict.lens import OPTIONAL, REQUIRED, EnergyLens
-from energy_lightning.predict.power_sums import PowerSum, Structure, Term, power_sum
+from energy_lightning.predict.power_sums import PowerSum, Term
 
 FOUND, PUBLISHED = "found", "EnergyLens"
 _FEWEST_ROWS = 12
-_DIGITS = 12
+_WHOLE = {  # settings that are whole numbers: least and most
+    "max_length": (1, 1000),
+    "num_evaluations": (1, 10**9),
+    "num_searches": (1, 1000),
+    "num_folds": (2, 1000),
+    "seed": (0, 2**32 - 1),
+}
 _CLIMBS = 2  # from so many of the best
-_CLIMB_FOLDS = 5
-_WARM_EVALUATIONS = 8  # of a fold's fit, which starts from that of all rows
-_MOST_ERROR = 2.0  # of ln E that counts, so that one wild fold does not decide
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One formula: with its constants, their number, and its error of ln E on folds apart from its fit."""
-
-    formula: PowerSum
-    num_constants: int
-    cv_rmse: float
 
 
 class FormulaSearch(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """Energy by a formula that the data chose; used like EnergyLens. Needs pyoperon: energy_lightning[discovery].
 
-    Takes 10 to 40 s for 50 rows on a core, most of it for the judgement.
+    Takes 4 to 8 s of a core for 50 rows, five sixths of it for the judgement.
 
     Args:
         max_length: most symbols of a tree. num_evaluations: trees of one search. num_searches: with different seeds.
@@ -75,6 +72,8 @@ class FormulaSearch(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[mis
         found_: the found formula, as `power_sums.PowerSum`; `found_.text()` reads it.
         chosen_: "found" or "EnergyLens".
         cv_rmse_: error of ln E by name, the whole search's and EnergyLens's, on folds that neither saw.
+        errors_: by name, (n,) those errors; without the judgement the found formula's on the fitted rows.
+        notes_: what to know before it is used. fallback_: None, as a search has none.
         candidates_: the formulas that were looked at, by number of constants.
     """
 
@@ -82,8 +81,8 @@ class FormulaSearch(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[mis
         self,
         *,
         max_length: int = 32,
-        num_evaluations: int = 60_000,
-        num_searches: int = 3,
+        num_evaluations: int = 45_000,
+        num_searches: int = 2,
         penalty: float = 2.0,
         num_folds: int = 5,
         consider_published: bool = True,
@@ -102,8 +101,9 @@ class FormulaSearch(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[mis
 
         Raises:
             ImportError: pyoperon is not there. PredictionError: fewer than 12 rows, no column that varies, or a value
-                that is NaN, infinite, zero or negative.
+                that is NaN, infinite, zero or negative; a setting out of range.
         """
+        self._check_settings()
         logs = self._read(table)
         energy = checked_energy(energy_j, len(next(iter(logs.values()))))
         self.range_ = FittedRange.of({name: np.exp(log) for name, log in logs.items()})
@@ -118,46 +118,79 @@ class FormulaSearch(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[mis
         self.found_ = best.formula
         self.lens_ = _quiet_lens(self.seed, self._columns(table), table, energy)
         self.chosen_, self.cv_rmse_ = FOUND, {FOUND: best.cv_rmse}
-        self._residuals = self.found_.log_energy(varying, len(target)) - target
+        self.errors_ = {FOUND: self.found_.log_energy(varying, len(target)) - target}
         if self.consider_published:
             self._judge(table, varying, energy)
         return self
 
+    @property
+    def fallback_(self) -> None:
+        """As EnergyLens has it; a search refuses what it cannot be fitted to."""
+        return None
+
+    @property
+    def notes_(self) -> list[str]:
+        """Which formula is in use and why."""
+        check_is_fitted(self, "chosen_")
+        if PUBLISHED not in self.cv_rmse_:
+            return ["the found formula was not compared with EnergyLens on rows apart from the fit"]
+        found, published = (f"{self.cv_rmse_[name]:.3f}" for name in (FOUND, PUBLISHED))
+        text = f"error of ln E on rows apart from the fit: {found} by search, {published} by EnergyLens, "
+        if self.chosen_ == FOUND:
+            return [f"{text}so the found formula is used"]
+        return [f"{text}so EnergyLens's formula is used. Found: E = {' '.join(self.found_.text().split())}"]
+
+    def apart_j(self, energy_j: ArrayLike) -> Floats | None:
+        """(n,) joules of the fitted rows, each predicted without its fold; None without the judgement."""
+        check_is_fitted(self, "chosen_")
+        known = PUBLISHED in self.errors_
+        return np.asarray(energy_j, dtype=np.float64) * np.exp(self.errors_[self.chosen_]) if known else None
+
+    def found(self) -> dict[str, Any]:
+        """What the search found, as numbers and texts that a file can hold: `use` takes it back."""
+        check_is_fitted(self, "chosen_")
+        terms = sorted(self.found_.terms, key=lambda term: sorted(term.exponents))
+        return {
+            "chosen": self.chosen_,
+            "terms": [{"factor_j": float(np.exp(t.log_factor)), "exponents": dict(t.exponents)} for t in terms],
+            "cv_rmse": dict(self.cv_rmse_),
+            "errors": {name: [float(f"{e:.6g}") for e in values] for name, values in self.errors_.items()},
+        }
+
+    def use(self, found: Mapping[str, Any], table: Any, energy_j: ArrayLike) -> FormulaSearch:
+        """Be fitted with what an earlier search `found` on the same rows, without searching again.
+
+        Raises:
+            PredictionError: `found` is not what `found()` gives, or has another number of rows.
+        """
+        logs = self._read(table)
+        energy = checked_energy(energy_j, len(next(iter(logs.values()))))
+        try:
+            terms = [Term(float(np.log(each["factor_j"])), dict(each["exponents"])) for each in found["terms"]]
+            self.chosen_, self.cv_rmse_ = str(found["chosen"]), dict(found["cv_rmse"])
+            self.errors_ = {name: numbers(values, f"errors of {name}") for name, values in found["errors"].items()}
+            used = {name for term in terms for name in term.exponents}
+            fits = used <= set(logs) and {len(values) for values in self.errors_.values()} == {len(energy)}
+            if not (terms and fits and self.chosen_ in self.errors_):
+                raise ValueError("its terms or errors are not of this table")
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise PredictionError(f"no found formula can be read ({error}): search again") from error
+        self.found_, self.candidates_ = PowerSum(tuple(terms)), []
+        self.range_ = FittedRange.of({name: np.exp(log) for name, log in logs.items()})
+        self.lens_ = _quiet_lens(self.seed, self._columns(table), table, energy)
+        return self
+
     def _discover(self, logs: Columns, target: Floats) -> tuple[Candidate, list[Candidate]]:
         """The best formula, and all that were looked at."""
-        scored = _Scored(logs, target, self.penalty, self.seed)
+        scored = Scored(logs, target, self.penalty, self.seed)
         product = PowerSum((Term(float(target.mean()), dict.fromkeys(logs, 0.0)),))
-        starts = sorted([*self._search(logs, target), product], key=scored.cost)
+        seeds = [self.num_searches * self.seed + number + 1 for number in range(self.num_searches)]  # 0: from the clock
+        found = searched(logs, target, seeds, max_length=self.max_length, num_evaluations=self.num_evaluations)
+        starts = sorted([*found, product], key=scored.cost)
         climbed = [scored.climb(start) for start in starts[:_CLIMBS]]
         best = min(climbed, key=scored.cost)
         known = sorted(scored.known.values(), key=lambda candidate: (candidate.num_constants, candidate.cv_rmse))
         return scored.known[best.structure], known
-
-    def _search(self, logs: Columns, target: Floats) -> list[PowerSum]:
-        """Different structures on the fronts of all searches."""
-        try:
-            from pyoperon.sklearn import SymbolicRegressor
-        except ImportError as error:
-            raise ImportError("FormulaSearch needs pyoperon: pip install 'energy_lightning[discovery]'") from error
-        names, level, found = list(logs), float(target.mean()), dict[Structure, PowerSum]()
-        for number in range(self.num_searches):
-            search = SymbolicRegressor(
-                allowed_symbols="add,exp,constant,variable",
-                objectives=["mse", "length"],
-                max_length=self.max_length,
-                max_evaluations=self.num_evaluations,
-                generations=self.num_evaluations,  # the evaluations are the limit
-                population_size=500,
-                optimizer_iterations=5,
-                n_threads=1,
-                random_state=self.num_searches * self.seed + number + 1,  # 0 would mean: from the clock
-            )
-            search.fit(np.stack([logs[name] for name in names], axis=1), np.exp(target - level))
-            for model in search.pareto_front_:
-                formula = power_sum(search.get_model_string(model["tree"], _DIGITS, names))
-                if formula is not None:
-                    found.setdefault(formula.structure, formula.scaled(level))
-        return list(found.values())
 
     def _judge(self, table: Any, logs: Columns, energy: Floats) -> None:
         """Choose between the search, repeated without each fold, and EnergyLens."""
@@ -166,16 +199,16 @@ class FormulaSearch(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[mis
         errors = {name: np.empty(len(target)) for name in (FOUND, PUBLISHED)}
         for fold in range(self.num_folds):
             learn, rest = folds != fold, folds == fold
-            best, _ = self._discover(_rows(logs, learn), target[learn])
-            errors[FOUND][rest] = best.formula.log_energy(_rows(logs, rest), int(rest.sum())) - target[rest]
+            best, _ = self._discover(rows_of(logs, learn), target[learn])
+            errors[FOUND][rest] = best.formula.log_energy(rows_of(logs, rest), int(rest.sum())) - target[rest]
             values = {name: np.asarray(table[name], dtype=np.float64) for name in columns}
-            lens = _quiet_lens(self.seed, columns, _rows(values, learn), energy[learn])
+            lens = _quiet_lens(self.seed, columns, rows_of(values, learn), energy[learn])
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", PredictionWarning)
-                errors[PUBLISHED][rest] = np.log(lens.predict(_rows(values, rest))) - target[rest]
-        self.cv_rmse_ = {name: _rmse(error) for name, error in errors.items()}
+                errors[PUBLISHED][rest] = np.log(lens.predict(rows_of(values, rest))) - target[rest]
+        self.cv_rmse_ = {name: rmse(error) for name, error in errors.items()}
         self.chosen_ = FOUND if self.cv_rmse_[FOUND] <= self.cv_rmse_[PUBLISHED] else PUBLISHED
-        self._residuals = errors[FOUND]
+        self.errors_ = errors
 
     def predict(self, table: Any) -> Floats:
         """(n,) joules. Warns (OutOfRangeWarning) where a column lies outside what was fitted."""
@@ -192,22 +225,23 @@ class FormulaSearch(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[mis
         """
         if self.chosen_ == PUBLISHED:
             return self.lens_.predict_interval(table, level=level)
-        low, high = np.quantile(-self._residuals, [(1.0 - level) / 2.0, (1.0 + level) / 2.0])
+        low, high = np.quantile(-self.errors_[FOUND], [(1.0 - level) / 2.0, (1.0 + level) / 2.0])
         predicted = self.predict(table)
         return predicted * np.exp(low), predicted * np.exp(high)
 
     def explain(self, table: Any) -> Any:
-        """A DataFrame: joules of each row by term, named after the term's columns, adding up to the prediction."""
+        """A DataFrame: joules of each row by term, in the formula's order, adding up to the prediction."""
         import pandas
 
         if self.chosen_ == PUBLISHED:
             return self.lens_.explain(table)
         logs = self._checked(table)
         terms = np.exp(self.found_.log_terms(logs, len(next(iter(logs.values())))))
-        parts = pandas.DataFrame()
-        for number, (term, joules) in enumerate(zip(self.found_.terms, terms, strict=True), 1):
-            parts[f"term{number} ({', '.join(sorted(term.exponents)) or 'constant'})"] = joules
-        return parts
+        shown = sorted(zip(self.found_.terms, terms, strict=True), key=lambda each: sorted(each[0].exponents))
+        names = [", ".join(sorted(term.exponents)) or "constant" for term, _ in shown]
+        return pandas.DataFrame(
+            {f"term{i} ({name})_j": joules for i, (name, (_, joules)) in enumerate(zip(names, shown, strict=True), 1)}
+        )
 
     def formula(self, *, digits: int = 3) -> str:
         """The formula in use with its constants, in joules."""
@@ -215,6 +249,18 @@ class FormulaSearch(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[mis
         return (
             self.lens_.formula(digits=digits) if self.chosen_ == PUBLISHED else f"E = {self.found_.text(digits=digits)}"
         )
+
+    def _check_settings(self) -> None:
+        for name, (least, most) in _WHOLE.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not least <= value <= most:
+                raise PredictionError(f"{name} must be a whole number from {least} to {most}, got {value!r}")
+        if (
+            isinstance(self.penalty, bool)
+            or not isinstance(self.penalty, (int, float))
+            or not 0 <= self.penalty < np.inf
+        ):
+            raise PredictionError(f"penalty must be a finite number >= 0, got {self.penalty!r}")
 
     def _checked(self, table: Any) -> Columns:
         check_is_fitted(self, "chosen_")
@@ -229,56 +275,6 @@ class FormulaSearch(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[mis
 
     def _read(self, table: Any) -> Columns:
         return {name: np.log(positive(table, name)) for name in self._columns(table)}
-
-
-@dataclass
-class _Scored:
-    """Formulas that were looked at: fitted to all rows, judged on folds; each structure once."""
-
-    logs: Columns
-    target: Floats
-    penalty: float
-    seed: int
-    known: dict[Structure, Candidate] = field(default_factory=dict)
-
-    def candidate(self, formula: PowerSum) -> Candidate:
-        """The formula's structure with its constants and error."""
-        if formula.structure not in self.known:
-            fitted = formula.fitted(self.logs, self.target)
-            self.known[formula.structure] = Candidate(fitted, fitted.num_constants, self._cv_rmse(fitted))
-        return self.known[formula.structure]
-
-    def cost(self, formula: PowerSum) -> float:
-        """What a climb lowers."""
-        found = self.candidate(formula)
-        return len(self.target) * 2.0 * float(np.log(found.cv_rmse)) + self.penalty * found.num_constants
-
-    def climb(self, start: PowerSum) -> PowerSum:
-        """From `start` to a formula that no neighbour beats."""
-        names, at = list(self.logs), self.candidate(start).formula
-        while True:
-            best = min(at.neighbours(names, self.logs, self.target), key=self.cost)
-            if self.cost(best) >= self.cost(at) - 1e-9:
-                return at
-            at = self.candidate(best).formula
-
-    def _cv_rmse(self, fitted: PowerSum) -> float:
-        folds = np.random.default_rng(self.seed).permutation(len(self.target)) % _CLIMB_FOLDS
-        errors = np.empty(len(self.target))
-        for fold in range(_CLIMB_FOLDS):
-            learn, rest = folds != fold, folds == fold
-            logs = _rows(self.logs, learn)
-            refitted = fitted.fitted(logs, self.target[learn], most_evaluations=_WARM_EVALUATIONS)
-            errors[rest] = refitted.log_energy(_rows(self.logs, rest), int(rest.sum())) - self.target[rest]
-        return _rmse(errors)
-
-
-def _rows(columns: Columns, chosen: np.ndarray) -> Columns:
-    return {name: values[chosen] for name, values in columns.items()}
-
-
-def _rmse(errors: Floats) -> float:
-    return max(float(np.sqrt((np.clip(errors, -_MOST_ERROR, _MOST_ERROR) ** 2).mean())), 1e-6)
 
 
 def _quiet_lens(seed: int, columns: list[str], table: Any, energy: Floats) -> EnergyLens:

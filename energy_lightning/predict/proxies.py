@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from energy_lightning.predict.columns import Columns, Floats, PredictionError, names_of, positive, require
+from energy_lightning.predict.columns import Columns, Floats, PredictionError, names_of, numbers, positive, require
 from energy_lightning.workload.shape import ModelShape
 
 STRATEGIES = ("single", "tp", "fsdp")
 SIZES = ("num_layers", "hidden_size", "ffn_size", "sequence_length", "batch_size", "tokens", "num_gpus")
 REQUIRED = (*SIZES, "strategy")
 OPTIONAL = ("speedup", "gpu_model")
+LAUNCHES = ("J per layer and step", "J per step", "J per run")  # work during which a GPU waits for its host
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,7 @@ def read_runs(table: Any) -> Runs:
     fully_sharded = np.array([strategy == "fsdp" for strategy in strategies], dtype=np.float64)
     efficiency = None
     if "speedup" in names_of(table):
-        given = np.array(table["speedup"], dtype=np.float64)
+        given = numbers(table["speedup"], "column speedup")
         filled = {"speedup": np.where(np.isnan(given) & (sizes["num_gpus"] == 1.0), 1.0, given)}
         efficiency = positive(filled, "speedup") / sizes["num_gpus"]
     return Runs(sizes, tensor_parallel, fully_sharded, efficiency)

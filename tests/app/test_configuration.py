@@ -54,7 +54,10 @@ def test_documented_overrides_are_accepted(arguments: list[str]) -> None:
         ("trainer.device=2", r"did you mean trainer.devices\?"),
         ("bugdet=min_energy", r"did you mean budget\? Known keys and groups: model, data"),
         ("seed.x=1", "seed is a value"),
-        ("two words", "Write key=value"),
+        ("two words", "cannot read two words: write KEY=VALUE"),
+        ("é=3", "write KEY=VALUE"),
+        ("output_dir=[1,2", r"its value needs quotes that the shell leaves alone: \"output_dir='\[1,2'\"$"),
+        ("devices=[1 é]", r"write a list as 'KEY=\[1,2\]'"),
     ],
 )
 def test_unknown_ones_name_what_is_allowed(argument: str, message: str) -> None:

@@ -160,6 +160,64 @@ def test_bad_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         FormulaSearch().fit(table[["tensor_parallel"]], energy)
     with pytest.raises(PredictionError, match="row 0 has nan"):
         FormulaSearch().fit(table, [math.nan, *energy[1:]])
+    for setting in (
+        {"seed": -1},
+        {"seed": 0.5},
+        {"seed": True},
+        {"num_folds": 1},
+        {"max_length": 0},
+        {"penalty": -1.0},
+    ):
+        (name,) = setting
+        with pytest.raises(PredictionError, match=f"{name} must be a"):
+            FormulaSearch(**setting).fit(table, energy)
     monkeypatch.setitem(sys.modules, "pyoperon.sklearn", None)
     with pytest.raises(ImportError, match=r"energy_lightning\[discovery\]"):
         FormulaSearch().fit(table, energy)
+
+
+def test_a_found_formula_is_used_again_without_a_search() -> None:
+    table, energy = rising()
+    terms = [
+        {"factor_j": 900.0, "exponents": {"batch_size": -0.8, "tensor_parallel": 0.3}},
+        {"factor_j": 0.9, "exponents": {"batch_size": 0.45, "tensor_parallel": 0.3}},
+    ]
+    error = [0.02] * 60
+    found = {
+        "chosen": "found",
+        "terms": terms,
+        "cv_rmse": {"found": 0.02, "EnergyLens": 0.3},
+        "errors": {"found": error, "EnergyLens": error},
+    }
+    search = FormulaSearch().use(found, table, energy)
+    batch, tp = table.batch_size.to_numpy(float), table.tensor_parallel.to_numpy(float)
+    assert search.predict(table) == pytest.approx((900.0 / batch**0.8 + 0.9 * batch**0.45) * tp**0.3)
+    assert search.apart_j(energy) == pytest.approx(energy * np.exp(0.02))
+    assert search.notes_ == [
+        "error of ln E on rows apart from the fit: 0.020 by search, 0.300 by EnergyLens, so the found formula is used"
+    ]
+    assert list(search.explain(table)) == [f"term{i} (batch_size, tensor_parallel)_j" for i in (1, 2)]
+    again = FormulaSearch().use(search.found(), table, energy)
+    assert again.predict(table) == pytest.approx(search.predict(table))
+    with pytest.warns(OutOfRangeWarning, match="batch_size"):
+        again.predict(table.assign(batch_size=4))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"terms": []},
+        {"terms": [{"factor_j": 1.0, "exponents": {"input_tokens": 1.0}}]},
+        {"terms": [{"exponents": {}}]},
+        {"errors": {"found": [0.1]}},
+        {"errors": {"found": ["a"] * 60}},
+        {"chosen": "EnergyLens"},
+    ],
+)
+def test_what_no_search_found_is_refused(changed: dict[str, object]) -> None:
+    table, energy = rising()
+    terms = [{"factor_j": 1.0, "exponents": {"batch_size": -1.0}}]
+    found = {"chosen": "found", "terms": terms, "cv_rmse": {"found": 0.1}, "errors": {"found": [0.1] * 60}}
+    FormulaSearch().use(found, table, energy)
+    with pytest.raises(PredictionError, match="search again"):
+        FormulaSearch().use(found | changed, table, energy)
