@@ -6,11 +6,13 @@
 One process loads them once and forks for each start: loading takes most of the time of a short training. All of it is
 of other projects; energy_lightning itself is imported by each process, anew. Processes have the arguments, folder,
 environment (a sitecustomize of PYTHONPATH included), open files, signals and exit codes that they would have; not the
-process id, parent and session. Tests of those, and of what loading does, take sys.executable.
+process id, parent and session, and what is loaded is not taken apart at the end. Tests of those, and of what loading
+does, take sys.executable.
 """
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import marshal
@@ -183,6 +185,27 @@ def run(arguments: list[str]) -> None:
         runpy.run_path(kind, run_name="__main__")
 
 
+def run_and_leave(arguments: list[str]) -> None:
+    """Run, and end after threads and exit handlers, without what Python then does to take all that was loaded apart."""
+    exit_code: object = 1
+
+    def leave() -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code if isinstance(exit_code, int) else bool(exit_code))
+
+    atexit.register(leave)  # the first one is the last to be called
+    try:
+        run(arguments)
+        exit_code = 0
+    except SystemExit as ending:
+        exit_code = ending.code
+        raise
+    except KeyboardInterrupt:  # ends as by the signal
+        atexit.unregister(leave)
+        raise
+
+
 def main(listener_file: str, python: str) -> None:
     """Load, serve, and be each of the ordered processes."""
     del sys.path[0]  # this file's folder
@@ -198,7 +221,7 @@ def main(listener_file: str, python: str) -> None:
     customize_site()
     sys.executable = python
     multiprocessing.set_executable(python)
-    run(arguments)
+    run_and_leave(arguments)
 
 
 if __name__ == "__main__":

@@ -56,8 +56,14 @@ def test_files_and_modules_are_run_with_what_pythonpath_customizes(quick_python:
 
 
 def test_signals_errors_and_deaths_pass_both_ways(quick_python: str) -> None:
-    failed = subprocess.run([quick_python, "-c", "1 / 0"], capture_output=True, text=True)
-    assert (failed.returncode, failed.stderr.splitlines()[-1]) == (1, "ZeroDivisionError: division by zero")
+    for code in ("1 / 0", "raise SystemExit('no')", "raise SystemExit", "raise KeyboardInterrupt", "print(1)"):
+        code = f"import atexit; atexit.register(print, 'exit handler'); {code}"
+        ends = [
+            (done.returncode, done.stdout, done.stderr.splitlines()[-1:])
+            for python in (quick_python, sys.executable)
+            for done in [subprocess.run([python, "-c", code], capture_output=True, text=True)]
+        ]
+        assert ends[0] == ends[1]
     sleeping = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
     for number in (signal.SIGTERM, signal.SIGKILL):
         with subprocess.Popen([quick_python, "-c", sleeping], stdout=subprocess.PIPE, text=True) as process:

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from energy_lightning.app.sweep_worker import LINE, Orders
+from energy_lightning.app.sweep_worker import FOLDER_PREFIX, LINE, Orders
 from energy_lightning.types import DeviceError
 
 _MODULE = "energy_lightning.app.sweep_worker"
@@ -29,19 +29,18 @@ _LATE_S = 0.5  # between two pipes of processes on one machine
 Outcome = tuple[str, dict[str, Any]]  # a run's key, and {"row": ...} or {"failed": reason}
 
 
-def measured_outcomes(
-    orders: Orders, timeout_s: float, *, command: Sequence[str] = (sys.executable, "-m", _MODULE)
-) -> Iterator[Outcome]:
+def measured_outcomes(orders: Orders, timeout_s: float, *, command: Sequence[str] | None = None) -> Iterator[Outcome]:
     """Outcome of each run, as they end, on the orders' GPUs together; none may take longer than `timeout_s`.
 
-    `command` starts a rank; it is given the file with the orders and the rank.
+    `command` starts a rank, None: this interpreter's worker; it is given the file with the orders and the rank.
 
     Raises:
         DeviceError: the processes end before they begin a run.
     """
+    command = command or (sys.executable, "-m", _MODULE)
     left = list(orders.runs)
     while left:
-        with tempfile.TemporaryDirectory(prefix="energy_lightning-sweep-") as folder:
+        with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as folder:
             begun, now = False, replace(orders, runs=left, rendezvous=str(Path(folder) / "rendezvous"))
             with _Ranks(now, Path(folder), command) as ranks:
                 for key, content in ranks.outcomes(timeout_s):

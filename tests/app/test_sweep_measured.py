@@ -141,7 +141,7 @@ def test_each_run_on_several_gpus_gets_a_baseline_once() -> None:
 
 
 @pytest.fixture
-def boards(monkeypatch: pytest.MonkeyPatch) -> Iterator[NvmlServer]:
+def boards(monkeypatch: pytest.MonkeyPatch, quick_python: str) -> Iterator[NvmlServer]:
     """Two emulated boards of 100 W each, for this process and its children."""
     with NvmlServer([EmulatedBoard(counter_refresh_s=0.005), EmulatedBoard(counter_refresh_s=0.005)]) as server:
         for index in range(2):
@@ -150,6 +150,7 @@ def boards(monkeypatch: pytest.MonkeyPatch) -> Iterator[NvmlServer]:
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("OMP_NUM_THREADS", "1")
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        monkeypatch.setattr(sys, "executable", quick_python)
         with server.installed():
             yield server
 
