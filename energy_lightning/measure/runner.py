@@ -129,6 +129,7 @@ class PartitionMeter:
         self._agree, self._longest = agree, longest
         self._meter = EnergyMeter(device, refresh_s=refresh_s)
         self._seen_mhz, self._throttle_reasons = 0, tuple[str, ...]()  # while the last runs were under way
+        self._watching_failed: Exception | None = None
         self._lowest_capped_mhz: dict[str, int] = {}  # partition -> clock that was not to be had after all retries
         self.window_time_s = 0.0  # of the device's clock, inside windows
         self.cool_down_time_s = 0.0  # of the device's clock, after windows and failed tries
@@ -174,11 +175,12 @@ class PartitionMeter:
     def _attempt(self, run: Run, config: PartitionConfig, *, is_last: bool) -> Measurement:
         device, cool_down_s = self._device, self._settings.cool_down_s
         try:
-            run_time_s = self._longest(self._together(lambda: self._lock_and_warm_up(run, config)))
+            self._together(lambda: self._lock(config))  # a rank that cannot leaves nobody alone in a collective
+            run_time_s = self._longest(self._together(lambda: self._watched(lambda: self._warm_up(run))))
             fault = self._clock_fault(config)
             if not self._agree(fault is None) and not is_last:
                 return self._result(config, run_time_s, None, fault or f"{UNREACHABLE} on another rank")
-            window = self._together(lambda: self._window(run, run_time_s))
+            window = self._together(lambda: self._watched(lambda: self._window(run, run_time_s)))
             reading = window.reading
             self.window_time_s += reading.time_s
             if self._settings.precision is not None:
@@ -217,8 +219,7 @@ class PartitionMeter:
             raise fault or PeerFailedError("measuring failed on another rank; its log says why")
         return done[0]
 
-    def _lock_and_warm_up(self, run: Run, config: PartitionConfig) -> float:
-        """Lock the clock and run a few times; returns the time of one execution in s."""
+    def _lock(self, config: PartitionConfig) -> None:
         device = self._device
         if self._locks:
             device.lock_frequency(config.frequency_mhz)
@@ -226,6 +227,10 @@ class PartitionMeter:
                 raise ControlLostError(f"{device.name} may not be clocked any more")
             if not device.virtual_clock:  # there the change itself takes its time
                 device.idle(_SETTLING_CHANGES * device.switch_time_s)
+
+    def _warm_up(self, run: Run) -> float:
+        """Run a few times; returns the time of one execution in s."""
+        device = self._device
         run(1)  # the first one may allocate or compile
         device.synchronize()
         start_s = device.now_s()
@@ -243,8 +248,19 @@ class PartitionMeter:
 
     def _watch_clock(self) -> None:
         """Look at the clock while the runs just given to the GPU are still under way: at rest no limit holds it."""
-        self._seen_mhz = self._device.frequency_mhz()
-        self._throttle_reasons = self._device.throttle_reasons()
+        try:
+            self._seen_mhz = self._device.frequency_mhz()
+            self._throttle_reasons = self._device.throttle_reasons()
+        except _FAILURES as error:
+            self._watching_failed = error
+
+    def _watched(self, work: Callable[[], T]) -> T:
+        """`work`, and after it what failed while the clock was watched: other ranks are in the same runs until then."""
+        self._watching_failed = None
+        done = work()
+        if self._watching_failed is not None:
+            raise self._watching_failed
+        return done
 
     def _clock_fault(self, config: PartitionConfig) -> str | None:
         """What is wrong with the clock; nothing ever is where it is not locked: what runs is what is measured."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -150,6 +151,29 @@ def test_what_fails_on_one_rank_is_raised_on_both() -> None:
     (_, _, first), (_, _, second) = measure_on_two_ranks((ScriptedDevice(), ScriptedDevice()), breaks=breaks)
     assert isinstance(first, PeerFailedError)
     assert str(second) == "out of memory"
+
+
+def refuses_to_lock(device: ScriptedDevice) -> None:
+    device.lock_frequency = Mock(side_effect=DeviceError("GPU is lost"))  # type: ignore[method-assign]
+
+
+def tells_nothing_more(device: ScriptedDevice) -> None:
+    """From the first runs of the window on."""
+    told = itertools.chain([()], itertools.repeat(DeviceError("GPU is lost")))
+    device.throttle_reasons = Mock(side_effect=told)  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("precision", [None, 0.5])
+@pytest.mark.parametrize("lose", [refuses_to_lock, tells_nothing_more])
+def test_a_gpu_that_is_lost_leaves_no_other_rank_alone_in_a_collective(
+    lose: Callable[[ScriptedDevice], None], precision: float | None
+) -> None:
+    devices = (ScriptedDevice(), ScriptedDevice())
+    lose(devices[1])
+    (_, first, a), (_, second, b) = measure_on_two_ranks(devices, precision=precision, least_window_s=0.4)
+    assert isinstance(a, PeerFailedError)
+    assert str(b) == "GPU is lost"
+    assert first.counts == second.counts
 
 
 def test_what_is_prepared_is_released_when_a_batch_of_measurements_ends_however_it_ends() -> None:
