@@ -91,21 +91,22 @@ class Job:
 
     def account_forward(self) -> None:
         """One microbatch's forward, on an emulated device."""
-        self._account(lambda device: device.run_phase(_phase(self.plan, "forward")))
+        if self._accounts:  # asked here, for on a real GPU a step of training should cost nothing more
+            self._account(lambda device: device.run_phase(_phase(self.plan, "forward")))
 
     def account_backward(self) -> None:
         """One microbatch's backward, on an emulated device."""
-        self._account(lambda device: device.run_phase(_phase(self.plan, "backward")))
+        if self._accounts:
+            self._account(lambda device: device.run_phase(_phase(self.plan, "backward")))
 
     def account_iteration_end(self) -> None:
         """Gradient reduction and optimizer, on an emulated device; once per batch however many optimizers step."""
-        if not self._iteration_ended:
+        if self._accounts and not self._iteration_ended:
             self._iteration_ended = True
             self._account(lambda device: device.run_iteration_end(_phase(self.plan, "backward")))
 
     def _account(self, run: Callable[[EmulatedDevice], object]) -> None:
-        if not (self._accounts and isinstance(self.device, EmulatedDevice)):
-            return
+        assert isinstance(self.device, EmulatedDevice), "nothing is accounted on any other"
         try:
             run(self.device)
         except EnergyLightningError as error:  # accounting is a service: training goes on without it
