@@ -17,19 +17,29 @@ from energy_lightning.predict.columns import (
     FallbackWarning,
     Floats,
     PredictionError,
+    PredictionWarning,
     checked_energy,
     flag_units,
     names_of,
 )
-from energy_lightning.predict.law import CORRECTIONS, KINDS, Correction, FittedLaw, Kind, fit_law, fit_shared_law
+from energy_lightning.predict.correction import CORRECTIONS, CorrectionKind
+from energy_lightning.predict.law import KINDS, FittedLaw, Kind, fit_law, fit_roofline_laws, fit_shared_law
 from energy_lightning.predict.proxies import Runs, read_runs
 from energy_lightning.predict.speedup import SpeedupLaw
 
 _FEWEST_ROWS = 8
 # At 12 runs a GPU model's own law is as good as a shared one (emulated tables, 10% noise), from 20 on much better.
 _FEWEST_FOR_OWN_LAW = 12
+_FEW = {
+    "roofline": "which lean on the others' law",
+    **dict.fromkeys(("published", "mechanistic"), "which share a law with the others but for a factor"),
+}
 _PLAUSIBLE_J_PER_FLOP = (1e-14, 1e-6)  # the most thrifty GPUs spend 1e-12 at full load, tiny models 1e-8
 _ANY = "any"
+# Emulated tables of one GPU model with 10% noise leave up to 18%, of two GPU models without their names 11 to 50%.
+_SUSPICIOUS_SPREAD = 0.2
+_LEAST_SHARE = 5e-4  # of the energy: what a price must explain to be printed
+GPU_COLUMNS = ("gpu_model", "gpu", "gpu_name", "gpu_type", "device_name", "device", "accelerator", "hardware")
 
 
 class FineTuningEnergy(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -37,7 +47,8 @@ class FineTuningEnergy(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[
 
     Columns: num_layers, hidden_size, ffn_size, sequence_length, batch_size (sequences a step over all GPUs), tokens
     (of the whole run), strategy ("single", "tp" or "fsdp"), num_gpus; optional speedup (over one GPU; measured, or of
-    a SpeedupLaw) and gpu_model, which gives each GPU model a law of its own (with few runs, a factor of its own).
+    a SpeedupLaw) and gpu_model (or gpu, gpu_name, gpu_type, device, ...), which gives each GPU model a law of its own
+    that leans on the others' the more, the fewer its runs.
 
     Args:
         law: "roofline", "published" or "mechanistic".
@@ -56,7 +67,7 @@ class FineTuningEnergy(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[
         self,
         *,
         law: Kind = "roofline",
-        correction: Correction = "auto",
+        correction: CorrectionKind = "auto",
         speedup_laws: Mapping[str, SpeedupLaw] | None = None,
     ) -> None:
         self.law = law
@@ -72,6 +83,7 @@ class FineTuningEnergy(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[
         Warns:
             FallbackWarning: fewer than 8 runs, runs that are all alike, or a GPU model with fewer than 12 among others.
             UnitWarning: a suspicious magnitude.
+            PredictionWarning: no column of GPU models, and runs that differ by more than 20% from the law.
         """
         self._check_settings()
         runs = self._read(table)
@@ -93,25 +105,37 @@ class FineTuningEnergy(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[
             self.notes_.append(self.fallback_)
             return self
         groups = _by_gpu(table, len(runs))
-        self._share(runs, energy, groups)
-        for gpu_model, rows in groups.items():
-            if gpu_model not in self.laws_:
-                self.laws_[gpu_model] = fit_law(runs.subset(rows), energy[rows], self.law, self.correction)
+        few = [gpu_model for gpu_model, rows in groups.items() if len(rows) < _FEWEST_FOR_OWN_LAW < len(runs)]
+        few = few if len(groups) > 1 else []
+        self.laws_ = self._fitted(runs, energy, groups, few)
+        if few:
+            counts = ", ".join(f"{gpu_model} ({len(groups[gpu_model])})" for gpu_model in few)
+            self._tell(
+                f"GPU models with fewer than {_FEWEST_FOR_OWN_LAW} runs, {_FEW[self.law]}: {counts}", FallbackWarning
+            )
+        spread = self.laws_[_ANY].spread if self.law == "roofline" and _ANY in self.laws_ else 0.0
+        if spread > _SUSPICIOUS_SPREAD:
+            self._tell(
+                f"runs differ by {spread:.0%} from what their columns tell; if several GPU models, precisions or "
+                "versions are mixed in the table, name them in a column gpu_model",
+                PredictionWarning,
+            )
         return self
 
-    def _share(self, runs: Runs, energy_j: Floats, groups: dict[str, np.ndarray]) -> None:
-        """GPU models with few runs of their own get the law of all runs, and a factor."""
-        few = [gpu_model for gpu_model, rows in groups.items() if len(rows) < _FEWEST_FOR_OWN_LAW]
-        if len(groups) == 1 or not few:
-            return
-        shared = fit_shared_law(runs, energy_j, groups, self.law, self.correction)
-        self.laws_.update({gpu_model: shared[gpu_model] for gpu_model in few})
-        counts = ", ".join(f"{gpu_model} ({len(groups[gpu_model])})" for gpu_model in few)
-        text = (
-            f"GPU models with fewer than {_FEWEST_FOR_OWN_LAW} runs, which share a law with the others but for a "
-            f"factor: {counts}"
-        )
-        warnings.warn(f"FineTuningEnergy: {text}", FallbackWarning, stacklevel=3)
+    def _fitted(
+        self, runs: Runs, energy_j: Floats, groups: dict[str, np.ndarray], few: list[str]
+    ) -> dict[str, FittedLaw]:
+        """The law of each GPU model; those of `few` runs get that of all runs, and a factor."""
+        if self.law == "roofline":
+            return fit_roofline_laws(runs, energy_j, groups, self.correction)
+        shared = fit_shared_law(runs, energy_j, groups, self.law) if few else {}
+        return {
+            gpu_model: shared[gpu_model] if gpu_model in few else fit_law(runs.subset(rows), energy_j[rows], self.law)
+            for gpu_model, rows in groups.items()
+        }
+
+    def _tell(self, text: str, category: type[PredictionWarning]) -> None:
+        warnings.warn(f"FineTuningEnergy: {text}", category, stacklevel=3)
         self.notes_.append(text)
 
     def predict(self, table: Any) -> Floats:
@@ -197,16 +221,27 @@ class FineTuningEnergy(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[
         return [(self.laws_[gpu_model], rows) for gpu_model, rows in groups.items()]
 
 
+def _gpu_column(table: Any) -> str | None:
+    """The column that names the GPU model; of the names other than gpu_model only one that holds words."""
+    spelled = {name.lower().replace(" ", "_"): name for name in reversed(names_of(table))}
+    for known in GPU_COLUMNS:
+        name = spelled.get(known)
+        if name is not None and (known == GPU_COLUMNS[0] or any(isinstance(value, str) for value in table[name])):
+            return name
+    return None
+
+
 def _by_gpu(table: Any, num_rows: int) -> dict[str, np.ndarray]:
-    """Rows of each GPU model; all under "any" without the column. PredictionError for a row without its model."""
+    """Rows of each GPU model; all under "any" without such a column. PredictionError for a row without its model."""
     from pandas import isna
 
-    if "gpu_model" not in names_of(table):
+    column = _gpu_column(table)
+    if column is None:
         return {_ANY: np.arange(num_rows)}
-    given = list(table["gpu_model"])
+    given = list(table[column])
     if missing := [row for row, value in enumerate(given) if isna(value)]:
         raise PredictionError(
-            f"column gpu_model is empty in row {missing[0]} ({len(missing)} such rows of {num_rows}): name the GPU "
+            f"column {column} is empty in row {missing[0]} ({len(missing)} such rows of {num_rows}): name the GPU "
             "model in every row, or drop the column"
         )
     models = np.array([str(value) for value in given])
@@ -223,12 +258,16 @@ def _reason_to_fall_back(runs: Runs) -> str | None:
 
 def _summary(gpu_model: str, law: FittedLaw) -> str:
     lines = [f"{law.kind} law, GPU model {gpu_model}, {law.regression.num_rows} runs, ln(joules)"]
-    lines += [f"  {name:32}{price:12.4g}" for name, price in law.prices.items() if price > 0.0]
+    lines += [
+        f"  {name:34}{law.prices[name]:10.3g}{share:8.1%} of the energy"
+        for name, share in law.mean_shares.items()
+        if share >= _LEAST_SHARE
+    ]
     lines.append(law.regression.table())
     for label, fit in (("this law", law.regression), ("without efficiency", law.without_efficiency)):
         if fit is not None:
             lines.append(f"  {label:20} R2 {fit.r2:.4f}  adjusted R2 {fit.adjusted_r2:.4f}  RMSE {fit.rmse:.4f}")
     if law.correction is not None:
-        shape = "with products" if law.quadratic else "linear"
-        lines.append(f"  correction, {shape}: leave-one-out RMSE {law.correction.loo_error:.4f}")
+        shape = "with products" if law.correction.quadratic else "linear"
+        lines.append(f"  correction, {shape}: leave-one-out RMSE {law.correction.ridge.loo_error:.4f}")
     return "\n".join([*lines, *(f"  {note}" for note in law.notes)])

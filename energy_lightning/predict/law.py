@@ -1,15 +1,18 @@
-"""The fine-tuning law of one GPU model, fitted to n runs.
+"""The fine-tuning law of each GPU model, fitted to n runs.
 
     roofline     ln E = k + a_R ln R + a_eta ln eta + constants of tp and fsdp (+ correction),  R = sum_k price_k work_k
     published    ln E = k + a_C ln C + a_M ln M + a_eta ln eta + constants of tp and fsdp
     mechanistic  E = (e_c C + e_m M steps + E_0) / eta
 
-eta = speed-up / GPUs. R is what one GPU alone would spend, in joules: prices >= 0 for FLOPs, values moved, weights
-updated, layers launched, steps and the run itself, so small models rest on their overheads and large ones on their
-FLOPs (a soft roofline). Prices and coefficients are fitted in turn. Without speed-ups R also prices communication.
+eta = speed-up / GPUs. R is the work in joules: prices > 0 for FLOPs, values moved, weights updated, layers launched,
+steps and the run itself, so small models rest on their overheads and large ones on their FLOPs (a soft roofline), and
+for what several GPUs send each other. Where speed-ups are known, launches, during which GPUs wait, cost 1 / eta times
+as much, and other work as its static share does; a_eta is what that leaves. Prices are fitted to all GPU models at once
+(see `prices`), the coefficients of a GPU model are then drawn to those of all.
 
-The correction is a ridge regression of what is left on logarithms of sizes, with the strategy's own slopes, and on
-their products where that lowers the leave-one-out error clearly; what the law explains leaves it nothing to correct.
+The correction is a ridge regression of what is left on logarithms of sizes, with the strategy's and the GPU model's own
+slopes, and on products of the sizes where that lowers the leave-one-out error clearly; what the law explains leaves it
+nothing to correct.
 
 Source of the published law and of eta: arXiv 2606.23546. Roofline prices and correction are ours.
 """
@@ -24,30 +27,40 @@ import numpy as np
 from scipy.stats import t as student_t
 
 from energy_lightning.predict.columns import Columns, FittedRange, Floats
-from energy_lightning.predict.linear import Regression, Shrunk, non_negative, ordinary, r2_of, shrunk, with_products
-from energy_lightning.predict.proxies import Runs
+from energy_lightning.predict.correction import FEWEST_FOR_LINEAR, Correction, CorrectionKind
+from energy_lightning.predict.linear import Regression, drawn, non_negative, ordinary, r2_of
+from energy_lightning.predict.prices import Prices, fit_prices
+from energy_lightning.predict.proxies import LAUNCHES, Runs
 
 Kind = Literal["roofline", "published", "mechanistic"]
-Correction = Literal["auto", "none", "linear", "quadratic"]
 KINDS = ("roofline", "published", "mechanistic")
-CORRECTIONS = ("auto", "none", "linear", "quadratic")
 _ROUNDS = 8
-_FEWEST_FOR_LINEAR, _FEWEST_FOR_QUADRATIC = 30, 60
-_CLEARLY_LOWER = 0.95  # of the leave-one-out error: what products must reach to be used
 _LEAST_J = 1e-9
-_MOST_OFFSET = 6.0  # of ln E, of strategies and efficiency: a factor of 400
+_VARIES = 1e-9  # how far a column must spread for its coefficient to be told from the intercept
+_STATIC_SHARE = 0.4  # of a busy GPU's power, 60 to 90 W of 150 to 400 W and what follows from waiting for memory
+_OWN_DEVIATION = 0.05  # of a GPU model's coefficients from those of all
 
 
 def _terms(runs: Runs, kind: Kind) -> Columns:
-    if kind == "mechanistic":
-        proxies = runs.proxies
-        terms = {
-            "J per FLOP": proxies.compute_flops,
-            "J per value": proxies.memory * runs.steps,
-            "J per run": np.ones(len(runs)),
-        }
-        return terms if runs.efficiency is None else {name: term / runs.efficiency for name, term in terms.items()}
-    return runs.work() if runs.efficiency is not None else runs.work() | runs.communication()
+    if kind == "roofline":
+        return _stretched(runs) | runs.communication()
+    proxies = runs.proxies
+    terms = {
+        "J per FLOP": proxies.compute_flops,
+        "J per value": proxies.memory * runs.steps,
+        "J per run": np.ones(len(runs)),
+    }
+    return terms if runs.efficiency is None else {name: term / runs.efficiency for name, term in terms.items()}
+
+
+def _stretched(runs: Runs) -> Columns:
+    """Work by one GPU alone; on several, what static power adds while they take longer together than it."""
+    if runs.efficiency is None:
+        return runs.work()
+    longer = 1.0 / runs.efficiency - 1.0
+    return {
+        name: term * (1.0 + (1.0 if name in LAUNCHES else _STATIC_SHARE) * longer) for name, term in runs.work().items()
+    }
 
 
 def _design(runs: Runs, kind: Kind, log_work: Floats) -> Columns:
@@ -67,63 +80,28 @@ def _design(runs: Runs, kind: Kind, log_work: Floats) -> Columns:
     return design
 
 
-def _features(runs: Runs) -> Floats:
-    """(n, f): logarithms of sizes and efficiency, and each strategy's own slopes."""
-    tp, fsdp = runs.tensor_parallel, runs.fully_sharded
-    logs = {name: np.log(values) for name, values in runs.sizes.items()}
-    log_memory = np.log(runs.proxies.memory)
-    common = [np.log(runs.flops), log_memory, *(logs[name] for name in logs if name != "num_gpus")]
-    by_strategy = [logs["num_gpus"], logs["hidden_size"], logs["num_layers"], log_memory]
-    if runs.efficiency is not None:
-        by_strategy.append(np.log(runs.efficiency))
-        common.append(np.log(runs.efficiency))
-    slopes = [strategy * values for strategy in (tp, fsdp) for values in by_strategy]
-    return np.stack([tp, fsdp, *common, *slopes], axis=1)
-
-
-@dataclass(frozen=True, slots=True)
-class Standardised:
-    """Features to mean 0 and deviation 1, and never beyond the range fitted: there the correction stays what it was."""
-
-    means: Floats
-    deviations: Floats
-    lowest: Floats
-    highest: Floats
-
-    @classmethod
-    def fit(cls, features: Floats) -> Standardised:
-        """Of features (n, f)."""
-        deviations = features.std(axis=0)
-        deviations = np.where(deviations > 1e-9, deviations, 1.0)
-        return cls(features.mean(axis=0), deviations, features.min(axis=0), features.max(axis=0))
-
-    def of(self, features: Floats) -> Floats:
-        """(n, f)."""
-        return np.asarray((np.clip(features, self.lowest, self.highest) - self.means) / self.deviations)
-
-
 @dataclass(frozen=True)
 class FittedLaw:
-    """A law with its constants; predicts ln E of runs.
+    """A law with its constants; predicts ln E of runs on one GPU model.
 
     Attributes:
         kind: which law.
-        prices: joules per unit of work.
+        prices: joules per unit of work. mean_shares: of that work in the energy of the runs fitted on, mean.
         regression: of ln E, with efficiency where it is known. without_efficiency: the same law fitted without it.
-        correction, quadratic, features: the ridge on what is left, whether on products too, and what it is given.
+        correction: of what is left. group: this GPU model in it.
         range: of the sizes fitted on. spread: of a new ln E, from leave-one-out residuals. degrees: of freedom.
     """
 
     kind: Kind
     prices: Mapping[str, float]
+    mean_shares: Mapping[str, float]
     regression: Regression
     without_efficiency: Regression | None
-    correction: Shrunk | None
-    quadratic: bool
-    features: Standardised | None
+    correction: Correction | None
+    group: int
     range: FittedRange
     spread: float
-    degrees: int
+    degrees: float
     notes: tuple[str, ...] = field(default=())
 
     def log_work(self, runs: Runs) -> Floats:
@@ -137,20 +115,13 @@ class FittedLaw:
             return self.log_work(runs)
         design = _design(runs, self.kind, self.log_work(runs) if self.prices else np.zeros(len(runs)))
         law = sum(c * design[name] for name, c in zip(self.regression.names, self.regression.coefficients, strict=True))
-        if self.correction is None:
-            return np.asarray(law)
-        return np.asarray(law + self.correction.predict(self._expanded(runs)))
-
-    def _expanded(self, runs: Runs) -> Floats:
-        assert self.features is not None
-        z = self.features.of(_features(runs))
-        return with_products(z) if self.quadratic else z
+        return np.asarray(law if self.correction is None else law + self.correction.predict(runs, self.group))
 
     def half_width(self, runs: Runs, level: float) -> Floats:
         """(n,): half the width in ln E of the interval that holds a new run with probability `level`."""
         leverage = np.full(len(runs), self.regression.num_parameters / self.regression.num_rows)
         if self.correction is not None:
-            leverage = leverage + self.correction.leverage(self._expanded(runs))
+            leverage = leverage + self.correction.leverage(runs, self.group)
         return np.asarray(student_t.ppf((1.0 + level) / 2.0, self.degrees) * self.spread * np.sqrt(1.0 + leverage))
 
     def times(self, log_factor: float) -> FittedLaw:
@@ -170,10 +141,68 @@ class FittedLaw:
         return {name: part / total for name, part in parts.items()}
 
 
-def fit_shared_law(
-    runs: Runs, energy_j: Floats, groups: Mapping[str, np.ndarray], kind: Kind, correction: Correction
+def fit_roofline_laws(
+    runs: Runs, energy_j: Floats, groups: Mapping[str, np.ndarray], correction: CorrectionKind
 ) -> dict[str, FittedLaw]:
-    """One law for several GPU models together, each with a factor of its own: name -> law. `groups`: its rows.
+    """The roofline law of each GPU model: name -> law. `groups`: its rows. Each leans on the others' runs."""
+    group = np.empty(len(runs), dtype=np.intp)
+    for index, rows in enumerate(groups.values()):
+        group[rows] = index
+    y = np.log(energy_j)
+    with_efficiency = _roofline_regressions(runs, y, group)
+    without = None
+    if runs.efficiency is not None:
+        without = _roofline_regressions(_without_efficiency(runs), y, group, with_communication=False)
+    laws = {}
+    for index, (name, rows) in enumerate(groups.items()):
+        prices, regression, noise = with_efficiency[index]
+        chosen = runs.subset(rows)
+        law = _law("roofline", chosen, prices, regression, without[index][1] if without else None)
+        laws[name] = replace(law, group=index, spread=noise)
+    left = np.empty(len(y))
+    for name, rows in groups.items():
+        left[rows] = y[rows] - laws[name].log_energy(runs.subset(rows))
+    found = Correction.fit(runs, left, group, correction)
+    if found is None:
+        notes = (f"no correction: {len(y)} runs, it needs {FEWEST_FOR_LINEAR}",) if correction == "auto" else ()
+        return {name: replace(law, notes=notes) for name, law in laws.items()}
+    spent = sum(law.regression.num_parameters for law in laws.values())
+    spread = found.ridge.loo_error * float(np.sqrt(len(y) / max(len(y) - spent, 1)))
+    return {name: replace(law, correction=found, spread=spread) for name, law in laws.items()}
+
+
+def _roofline_regressions(
+    runs: Runs, y: Floats, group: np.ndarray, *, with_communication: bool = True
+) -> list[tuple[dict[str, float], Regression, float]]:
+    """Of each GPU model: prices, coefficients drawn to those of all GPU models, and the relative error of a run."""
+    work = _terms(runs, "roofline") if with_communication else runs.work()
+    effects = {name: c for name, c in _design(runs, "roofline", y).items() if name not in ("intercept", "ln R")}
+    effects = {name: column for name, column in effects.items() if np.ptp(column) > _VARIES}
+    common = fit_prices(work, effects, y, group)
+    return [_own_regression(common, work, effects, y, group, index) for index in range(len(common.by_group))]
+
+
+def _own_regression(
+    common: Prices, work: Columns, effects: Columns, y: Floats, group: np.ndarray, index: int
+) -> tuple[dict[str, float], Regression, float]:
+    rows = group == index
+    prices = dict(zip(work, common.by_group[index].tolist(), strict=True))
+    log_work = np.log(sum(price * work[name][rows] for name, price in prices.items()))
+    design = np.stack([np.ones(int(rows.sum())), log_work, *(column[rows] for column in effects.values())], axis=1)
+    expected = np.array([common.intercept, common.slope, *common.effects])
+    regression = drawn(
+        ("intercept", "ln R", *effects),
+        design,
+        y[rows],
+        expected,
+        penalty=(common.noise / _OWN_DEVIATION) ** 2,
+        num_parameters=float(common.leverages[rows].sum()),
+    )
+    return prices, regression, common.noise
+
+
+def fit_shared_law(runs: Runs, energy_j: Floats, groups: Mapping[str, np.ndarray], kind: Kind) -> dict[str, FittedLaw]:
+    """A published or mechanistic law for several GPU models, each with a factor of its own: name -> law.
 
     Law and factors are fitted in turn. For few runs: what one GPU model's runs cannot tell the others' do.
     """
@@ -181,72 +210,58 @@ def fit_shared_law(
     for rows in groups.values():
         offset[rows] = np.log(energy_j[rows] / runs.flops[rows]).mean()
     offset -= offset.mean()
-    law = fit_law(runs, energy_j * np.exp(-offset), kind, "none")
+    law = fit_law(runs, energy_j * np.exp(-offset), kind)
     for _ in range(_ROUNDS):
         left = np.log(energy_j) - law.log_energy(runs)
         for rows in groups.values():
             offset[rows] = np.median(left[rows])
-        law = fit_law(runs, energy_j * np.exp(-offset), kind, "none")
-    law = fit_law(runs, energy_j * np.exp(-offset), kind, correction)
+        law = fit_law(runs, energy_j * np.exp(-offset), kind)
     return {name: law.times(float(offset[rows[0]])) for name, rows in groups.items()}
 
 
-def fit_law(runs: Runs, energy_j: Floats, kind: Kind, correction: Correction) -> FittedLaw:
-    """Fit to n runs and their energies (n,)."""
-    y = np.log(energy_j)
+def fit_law(runs: Runs, energy_j: Floats, kind: Kind) -> FittedLaw:
+    """Fit the published or the mechanistic law to n runs of one GPU model and their energies (n,)."""
     prices, regression = _fit_core(runs, energy_j, kind)
     without = None
     if runs.efficiency is not None:
-        _, without = _fit_core(_without_efficiency(runs), energy_j, kind, with_communication=False)
+        _, without = _fit_core(_without_efficiency(runs), energy_j, kind)
+    return _law(kind, runs, prices, regression, without)
+
+
+def _law(
+    kind: Kind, runs: Runs, prices: dict[str, float], regression: Regression, without: Regression | None
+) -> FittedLaw:
+    degrees = max(regression.num_rows - regression.num_parameters, 1.0)
     law = FittedLaw(
         kind=kind,
         prices=prices,
+        mean_shares={},
         regression=regression,
         without_efficiency=without,
         correction=None,
-        quadratic=False,
-        features=None,
+        group=0,
         range=FittedRange.of(dict(runs.sizes)),
-        spread=regression.rmse * float(np.sqrt(len(y) / max(len(y) - regression.num_parameters, 1))),
-        degrees=max(len(y) - regression.num_parameters, 1),
+        spread=regression.rmse * float(np.sqrt(regression.num_rows / degrees)),
+        degrees=degrees,
     )
-    if kind != "roofline" or correction == "none":
-        return law
-    return _corrected(law, runs, y, correction)
+    return replace(law, mean_shares={name: float(share.mean()) for name, share in law.shares(runs).items()})
 
 
 def _without_efficiency(runs: Runs) -> Runs:
     return replace(runs, efficiency=None)
 
 
-def _fit_core(
-    runs: Runs, energy_j: Floats, kind: Kind, *, with_communication: bool = True
-) -> tuple[dict[str, float], Regression]:
-    """Prices and log-linear coefficients, fitted in turn: each to what the other leaves."""
-    y = np.log(energy_j)
+def _fit_core(runs: Runs, energy_j: Floats, kind: Kind) -> tuple[dict[str, float], Regression]:
     if kind == "published":
-        return {}, _regress(_design(runs, kind, np.zeros(len(y))), y)
-    terms = _terms(runs, kind) if with_communication or kind == "mechanistic" else runs.work()
-    names, matrix = tuple(terms), np.stack(list(terms.values()), axis=1)
-    if kind == "mechanistic":
-        return _fit_mechanistic(names, matrix, energy_j)
-    offset = np.zeros(len(y)) if runs.efficiency is None else -np.log(runs.efficiency)
-    for _ in range(_ROUNDS):
-        constants = non_negative(matrix, np.exp(y - offset))
-        log_work = np.log(np.maximum(matrix @ constants, _LEAST_J))
-        design = _design(runs, kind, log_work)
-        regression = _regress(design, y, spent=int((constants > 0.0).sum()) - 1)
-        effects = [n for n in regression.names if n not in ("intercept", "ln R")]
-        coefficient = dict(zip(regression.names, regression.coefficients, strict=True))
-        offset = sum((coefficient[name] * design[name] for name in effects), np.zeros(len(y)))
-        offset = np.clip(offset, -_MOST_OFFSET, _MOST_OFFSET)  # rows that work does not explain would drive it off
-    return dict(zip(names, constants.tolist(), strict=True)), regression
+        return {}, _regress(_design(runs, kind, np.zeros(len(runs))), np.log(energy_j))
+    terms = _terms(runs, kind)
+    return _fit_mechanistic(tuple(terms), np.stack(list(terms.values()), axis=1), energy_j)
 
 
-def _regress(design: Columns, y: Floats, *, spent: int = 0) -> Regression:
+def _regress(design: Columns, y: Floats) -> Regression:
     """Columns that do not vary are left out: their coefficients could not be told from the intercept."""
-    varying = [name for name, column in design.items() if name == "intercept" or np.ptp(column) > 1e-9]
-    return ordinary(tuple(varying), np.stack([design[name] for name in varying], axis=1), y, spent=spent)
+    varying = [name for name, column in design.items() if name == "intercept" or np.ptp(column) > _VARIES]
+    return ordinary(tuple(varying), np.stack([design[name] for name in varying], axis=1), y)
 
 
 def _fit_mechanistic(names: tuple[str, ...], matrix: Floats, energy_j: Floats) -> tuple[dict[str, float], Regression]:
@@ -262,24 +277,3 @@ def _fit_mechanistic(names: tuple[str, ...], matrix: Floats, energy_j: Floats) -
     rmse = float(np.sqrt((residual**2).mean()))
     found = replace(relative, coefficients=constants[active], r2=r2, adjusted_r2=adjusted, rmse=rmse)
     return dict(zip(names, constants.tolist(), strict=True)), found
-
-
-def _corrected(law: FittedLaw, runs: Runs, y: Floats, correction: Correction) -> FittedLaw:
-    n, spent = len(y), law.regression.num_parameters
-    if correction == "auto" and n < _FEWEST_FOR_LINEAR:
-        return replace(law, notes=(f"no correction: {n} runs, it needs {_FEWEST_FOR_LINEAR}",))
-    left, features = y - law.log_energy(runs), _features(runs)
-    standardised = Standardised.fit(features)
-    z = standardised.of(features)
-    fitted, quadratic = shrunk(z, left), False
-    if correction == "quadratic" or (correction == "auto" and n >= _FEWEST_FOR_QUADRATIC):
-        richer = shrunk(with_products(z), left)
-        if correction == "quadratic" or richer.loo_error < _CLEARLY_LOWER * fitted.loo_error:
-            fitted, quadratic = richer, True
-    return replace(
-        law,
-        correction=fitted,
-        quadratic=quadratic,
-        features=standardised,
-        spread=fitted.loo_error * float(np.sqrt(n / max(n - spent, 1))),
-    )

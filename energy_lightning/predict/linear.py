@@ -21,7 +21,7 @@ class Regression:
 
     Attributes:
         names, coefficients, hc3_errors: of the k columns of X, the intercept included.
-        num_rows, num_parameters: n, and k plus whatever else was fitted before.
+        num_rows, num_parameters: n, and k plus whatever else was fitted before (effective, where shrunk).
         r2, adjusted_r2, rmse: of y (here ln E).
     """
 
@@ -29,7 +29,7 @@ class Regression:
     coefficients: Floats
     hc3_errors: Floats
     num_rows: int
-    num_parameters: int
+    num_parameters: float
     r2: float
     adjusted_r2: float
     rmse: float
@@ -49,27 +49,45 @@ def ordinary(names: tuple[str, ...], design: Floats, y: Floats, *, spent: int = 
 
     HC3: cov = (X'X)^-1 X' diag(e^2 / (1 - h)^2) X (X'X)^-1. Source: MacKinnon & White (1985), Long & Ervin (2000).
     """
-    n, k = design.shape
     inverse = np.linalg.pinv(design.T @ design)
     coefficients = inverse @ design.T @ y
+    return _with_hc3(names, design, y, np.asarray(coefficients), np.asarray(inverse), design.shape[1] + spent)
+
+
+def _with_hc3(
+    names: tuple[str, ...], design: Floats, y: Floats, coefficients: Floats, inverse: Floats, num_parameters: float
+) -> Regression:
     residual = y - design @ coefficients
     leverage = np.einsum("ij,jk,ik->i", design, inverse, design)
     enlarged = residual / np.maximum(1.0 - leverage, 1e-6)
     covariance = inverse @ (design.T * enlarged**2) @ design @ inverse
-    r2, adjusted = r2_of(y, residual, k + spent)
+    r2, adjusted = r2_of(y, residual, num_parameters)
     return Regression(
         names=names,
         coefficients=coefficients,
         hc3_errors=np.sqrt(np.maximum(np.diag(covariance), 0.0)),
-        num_rows=n,
-        num_parameters=k + spent,
+        num_rows=len(y),
+        num_parameters=num_parameters,
         r2=r2,
         adjusted_r2=adjusted,
         rmse=float(np.sqrt((residual**2).mean())),
     )
 
 
-def r2_of(y: Floats, residual: Floats, num_parameters: int) -> tuple[float, float]:
+def drawn(
+    names: tuple[str, ...], design: Floats, y: Floats, expected: Floats, *, penalty: float, num_parameters: float
+) -> Regression:
+    """Least squares drawn to `expected` (k,): minimises |y - X b|^2 + penalty |b - expected|^2; HC3 errors.
+
+    `num_parameters`: effective, of all that was fitted to these rows.
+    """
+    k = design.shape[1]
+    inverse = np.linalg.inv(design.T @ design + penalty * np.eye(k))
+    coefficients = expected + inverse @ design.T @ (y - design @ expected)
+    return _with_hc3(names, design, y, np.asarray(coefficients), np.asarray(inverse), num_parameters)
+
+
+def r2_of(y: Floats, residual: Floats, num_parameters: float) -> tuple[float, float]:
     """R2 and adjusted R2 (`num_parameters` with the intercept)."""
     n = len(y)
     r2 = 1.0 - float((residual**2).sum() / max(((y - y.mean()) ** 2).sum(), 1e-300))

@@ -83,7 +83,7 @@ def test_gpu_models_with_few_runs_are_told_and_energies_without_sense_are_fitted
     table["energy_j"], table["gpu_model"] = rng.uniform(500.0, 900.0, 20), ["a"] * 16 + ["b"] * 3 + ["c"]
     table.to_csv(tmp_path / "runs.csv", index=False)
     assert command("fit", "kind=training", f"csv={tmp_path}/runs.csv", f"output_dir={tmp_path}/out") == 0
-    assert "which share a law with the others but for a factor: b (3), c (1)" in capsys.readouterr().out
+    assert "which lean on the others' law: b (3), c (1)" in capsys.readouterr().out
     predictions = pd.read_csv(tmp_path / "out" / "predictions.csv")
     assert predictions.fitted_energy_j.between(200.0, 2000.0).all()
     assert list(predictions.index[predictions.predicted_apart_j.isna()]) == [19]

@@ -16,6 +16,7 @@ from energy_lightning.predict import (
     FineTuningEnergy,
     OutOfRangeWarning,
     PredictionError,
+    PredictionWarning,
     Proxies,
     SpeedupLaw,
     UnitWarning,
@@ -139,7 +140,7 @@ def test_each_gpu_model_has_its_law() -> None:
     both = pd.concat([LEARN.assign(gpu_model="slow"), other.assign(gpu_model="fast", energy_j=other.energy_j / 3.0)])
     model = FineTuningEnergy().fit(both, both.energy_j)
     alone = FineTuningEnergy().fit(LEARN, LEARN.energy_j)
-    assert model.predict(REST.assign(gpu_model="slow")) == pytest.approx(alone.predict(REST))
+    assert mape_pct(alone.predict(REST), model.predict(REST.assign(gpu_model="slow"))) < 3.0
     with pytest.raises(PredictionError, match="no law for gpu_model 'new'; fitted: slow, fast"):
         model.predict(REST.assign(gpu_model="new"))
 
@@ -148,16 +149,58 @@ def test_each_gpu_model_has_its_law() -> None:
 def test_a_gpu_model_with_few_runs_shares_the_law_but_for_a_factor(law: str) -> None:
     few = runs(5, seed=8)
     both = pd.concat([LEARN.assign(gpu_model="slow"), few.assign(gpu_model="fast", energy_j=few.energy_j / 3.0)])
-    with pytest.warns(FallbackWarning, match=r"share a law with the others but for a factor: fast \(5\)"):
+    how = "lean on the others' law" if law == "roofline" else "share a law with the others but for a factor"
+    with pytest.warns(FallbackWarning, match=rf"{how}: fast \(5\)"):
         model = FineTuningEnergy(law=law).fit(both, both.energy_j)
     assert "fast (5)" in model.notes_[-1]
     slow, fast = (model.predict(REST.assign(gpu_model=name)) for name in ("slow", "fast"))
     alone = FineTuningEnergy(law=law).fit(LEARN, LEARN.energy_j)
-    assert slow == pytest.approx(alone.predict(REST))
+    assert slow == pytest.approx(alone.predict(REST), rel=0.05 if law == "roofline" else 1e-6)
     worse = mape_pct(REST.energy_j, slow) + (6.0 if law == "roofline" else 20.0)
     assert mape_pct(REST.energy_j / 3.0, fast) < worse
     if law != "published":
         assert model.explain(REST.assign(gpu_model="fast")).sum(axis=1).to_numpy() == pytest.approx(fast)
+
+
+@pytest.mark.parametrize("column", ["gpu", "GPU name", "device"])
+def test_the_column_of_gpu_models_may_have_another_usual_name(column: str) -> None:
+    both = pd.concat([LEARN.assign(gpu_model="slow"), LEARN.assign(gpu_model="fast", energy_j=LEARN.energy_j / 3.0)])
+    named = both.rename(columns={"gpu_model": column})
+    new = REST.assign(**{column: "fast"})
+    expected = FineTuningEnergy().fit(both, both.energy_j).predict(REST.assign(gpu_model="fast"))
+    assert FineTuningEnergy().fit(named, named.energy_j).predict(new) == pytest.approx(expected)
+
+
+def test_a_column_device_of_numbers_names_no_gpu_model() -> None:
+    table = LEARN.assign(device=np.arange(len(LEARN)) % 2)
+    assert set(FineTuningEnergy().fit(table, table.energy_j).laws_) == {"any"}
+
+
+def test_runs_that_their_columns_do_not_explain_are_pointed_at() -> None:
+    both = pd.concat([LEARN, LEARN.assign(energy_j=LEARN.energy_j / 3.0)])
+    with pytest.warns(PredictionWarning, match=r"runs differ by \d\d% from what their columns tell.*column gpu_model"):
+        model = FineTuningEnergy().fit(both, both.energy_j)
+    assert "column gpu_model" in model.notes_[-1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        FineTuningEnergy().fit(both.assign(gpu_model=["slow"] * 210 + ["fast"] * 210), both.energy_j)
+
+
+@pytest.mark.parametrize("columns", [["speedup"], []], ids=["with speed-ups", "without"])
+def test_twenty_runs_a_gpu_model_are_enough(columns: list[str]) -> None:
+    errors = []
+    for seed in range(6):
+        slow, fast = runs(30, seed, noise=0.05), runs(30, seed + 50, noise=0.05)
+        fast["energy_j"] *= 0.3 * (fast.hidden_size / 512.0) ** -0.1
+        table = pd.concat([slow.assign(gpu_model="slow"), fast.assign(gpu_model="fast")], ignore_index=True)
+        order = np.random.default_rng(seed).permutation(60)
+        learn, rest = table.iloc[order[:42]], table.iloc[order[42:]]
+        dropped = [] if columns else ["speedup"]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", OutOfRangeWarning)
+            model = FineTuningEnergy().fit(learn.drop(columns=dropped), learn.energy_j)
+            errors.append(mape_pct(rest.energy_j, model.predict(rest.drop(columns=dropped))))
+    assert np.mean(errors) < 10.0
 
 
 def test_noisy_runs_on_two_gpu_models_are_predicted_well_enough() -> None:
@@ -270,7 +313,8 @@ def test_too_little_to_fit_on_falls_back(kind: str) -> None:
 
 def test_constant_columns_do_no_harm() -> None:
     table = TABLE[TABLE.strategy == "single"].assign(sequence_length=128, ffn_size=1024)
-    model = FineTuningEnergy().fit(table, table.energy_j)
+    with pytest.warns(PredictionWarning, match="runs differ by"):
+        model = FineTuningEnergy().fit(table, table.energy_j)
     assert model.laws_["any"].regression.names == ("intercept", "ln R")
     assert np.isfinite(model.predict(table)).all()
 
