@@ -72,8 +72,11 @@ def draw_shares(model: EnergyModel, path: Path, *, title: str) -> None:
     chosen = order[np.unique(np.linspace(0, len(order) - 1, min(_MOST_BARS, len(order))).astype(int))]
     inputs = model.inputs(model.table)
     terms = model.explaining.explain(inputs).iloc[chosen]
-    labels = [f"row {row}: {model.energy_j[row]:.3g} J" for row in chosen]
-    draw_terms({name: terms[name].to_numpy() for name in terms}, labels, path, title=title, emulated=model.emulated)
+    rows = {f"row {row}": float(model.energy_j[row]) for row in chosen}
+    joules = {name.removesuffix("_j"): terms[name].to_numpy() for name in terms}
+    draw_terms(
+        joules, rows, path, title=title, of="emulated" if model.emulated else "measured", emulated=model.emulated
+    )
 
 
 def _has_terms(model: EnergyModel) -> bool:

@@ -96,8 +96,8 @@ def _write(job: Job, model: EnergyModel, predicted: Any) -> list[str]:
     shown = predicted.iloc[np.argsort(predicted["predicted_energy_j"], kind="stable")[:_MOST_BARS]]
     names = [name for name in predicted if name.startswith("predicted_") and name != "predicted_energy_j"]
     terms = {name.removeprefix("predicted_").removesuffix("_j"): shown[name].to_numpy() for name in names}
-    labels = [f"row {row}: {energy_j:.3g} J" for row, energy_j in shown["predicted_energy_j"].items()]
-    draw_terms(terms, labels, folder / "terms.png", title="Least predicted energies", emulated=model.emulated)
+    rows = {f"row {row}": float(energy_j) for row, energy_j in shown["predicted_energy_j"].items()}
+    draw_terms(terms, rows, folder / "terms.png", title="Least predicted energies", emulated=model.emulated)
     if ENERGY not in predicted:
         return ["predictions.csv", "terms.png"]
     measured_j = energy_of(predicted, ENERGY, "J")

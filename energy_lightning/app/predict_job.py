@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +19,7 @@ from energy_lightning.app.folder import COMPLETED, RUNNING, RunFolder, recorded
 from energy_lightning.app.settings import check_missing
 from energy_lightning.predict import PredictionWarning
 
+_LOG_S = 60.0  # between two lines of progress
 WIDTH = 110  # of tables that do not go to a terminal
 
 
@@ -50,7 +54,10 @@ class Job:
 
     @contextmanager
     def status(self) -> Iterator[Callable[[str], None]]:
-        """A line of progress, on a terminal only; what is given sets its text."""
+        """Progress: what is given is its text. A line that changes on a terminal, a line a minute in a log."""
+        if not self._console.is_terminal:
+            yield _Sparing(self.say)
+            return
         with self._console.status("") as status:
             yield status.update
 
@@ -74,6 +81,35 @@ class Job:
         """Write the results into summary.json, and say where the files are."""
         self.folder.update(status=COMPLETED, **results)
         self.say(f"{self.folder.path}: {', '.join([*files, 'summary.json'])}")
+
+
+class _Sparing:
+    """Says what it is given at most once a minute, and nothing in the first."""
+
+    def __init__(self, say: Callable[[str], None], now_s: Callable[[], float] = time.monotonic) -> None:
+        self._say, self._now_s, self._last_s = say, now_s, now_s()
+
+    def __call__(self, text: str) -> None:
+        if self._now_s() - self._last_s >= _LOG_S:
+            self._last_s = self._now_s()
+            self._say(text)
+
+
+@contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM, as batch systems send it, ends the work as Ctrl-C does; only the main thread can arrange that."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def run_job(config: Any, path: Path, work: Callable[[Job], None]) -> str:

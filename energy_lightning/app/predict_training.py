@@ -44,7 +44,7 @@ def predict_training(job: Job) -> None:
     least = table.iloc[int(table["predicted_energy_j"].argmin())]
     job.say(_verdict(table, least))
     table.to_csv(job.folder.path / "predictions.csv", index=False)
-    files = ["predictions.csv", *_draw_terms(job, model, asked)]
+    files = ["predictions.csv", *_draw_terms(job, model, asked, table)]
     job.complete(
         files,
         emulated=model.emulated,
@@ -54,15 +54,16 @@ def predict_training(job: Job) -> None:
     )
 
 
-def _draw_terms(job: Job, model: EnergyModel, asked: Any) -> list[str]:
+def _draw_terms(job: Job, model: EnergyModel, asked: Any, table: Any) -> list[str]:
     """Names of the files: none where the law has no terms."""
     if model.predicting.fallback_ is not None or model.predicting.law == "published":
         return []
     terms = model.predicting.explain(model.inputs(asked))
     joules = {name: terms[name].to_numpy() for name in terms if terms[name].max() > 0.0}
-    labels = [f"{row.strategy} on {row.num_gpus}" for row in asked.itertuples()]
+    names = [f"{row.strategy} on {row.num_gpus}" for row in table.itertuples()]
+    rows = dict(zip(names, table["predicted_energy_j"], strict=True))
     picture = job.folder.path / "terms.png"
-    draw_terms(joules, labels, picture, title="What the energy goes into", emulated=model.emulated)
+    draw_terms(joules, rows, picture, title="What the energy goes into", emulated=model.emulated)
     return [picture.name]
 
 

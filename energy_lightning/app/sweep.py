@@ -10,7 +10,7 @@ from typing import Any
 from energy_lightning.app.fit import write_fit
 from energy_lightning.app.folder import COMPLETED
 from energy_lightning.app.hydra_jobs import checked_arguments, exit_code, run_hydra
-from energy_lightning.app.predict_job import Job, run_job
+from energy_lightning.app.predict_job import Job, run_job, terminated_as_interrupted
 from energy_lightning.app.predict_model import TRAINING, fitted_model
 from energy_lightning.app.sweep_factors import effects_of
 from energy_lightning.app.sweep_measured import (
@@ -27,6 +27,7 @@ from energy_lightning.app.sweep_runs import (
     Outcome,
     RunFile,
     Settings,
+    alone_with,
     collect,
     design,
     emulated_outcomes,
@@ -41,6 +42,7 @@ from energy_lightning.types import ConfigError
 CONFIG_NAME = "sweep"
 _LAW = {"law": "roofline", "correction": "auto"}
 _MOST_SHOWN = 5
+_RESTLESS = 0.1  # spread of the energy between a run's windows
 _KINDS = ("training", "inference")
 
 
@@ -51,8 +53,12 @@ def sweep(arguments: Sequence[str]) -> int:
         from energy_lightning.app.sweep_inference import CONFIG_NAME as NAME
         from energy_lightning.app.sweep_inference import run_inference_sweep
 
-        return exit_code(run_hydra(checked_arguments(rest, NAME), run_inference_sweep, NAME), COMPLETED)
-    return exit_code(run_hydra(checked_arguments(rest, CONFIG_NAME), run_sweep, CONFIG_NAME), COMPLETED)
+        name, job = NAME, run_inference_sweep
+    else:
+        name, job = CONFIG_NAME, run_sweep
+    checked = checked_arguments(rest, name)
+    with terminated_as_interrupted():
+        return exit_code(run_hydra(checked, job, name), COMPLETED)
 
 
 def _split_kind(arguments: Sequence[str]) -> tuple[str, list[str]]:
@@ -76,7 +82,7 @@ def _sweep(job: Job) -> None:
     machine = machine_for(values["device"]["name"])
     rows, failures, before = _rows(job, machine)
     name, emulated = _device_name(machine, values), machine is None or machine.emulated
-    say_how_it_went(job, name, failures, len(rows), before, emulated=emulated)
+    say_how_it_went(job, name, rows, failures, before, emulated=emulated)
     pandas.DataFrame(failures, columns=[*FACTORS, "tokens", "reason"]).to_csv(folder / "failures.csv", index=False)
     if not rows:
         raise PredictionError("every run failed; failures.csv has the reasons")
@@ -105,7 +111,7 @@ def _sweep(job: Job) -> None:
 
 def _rows(job: Job, machine: Machine | None) -> tuple[list[Settings], list[Settings], int]:
     values = job.values
-    file, runs = RunFile(job.folder.path / "runs.jsonl"), design(values)
+    runs = design(values)
     if machine is None:
         gpu = GPU.load(values["device"]["gpu"])
         keyed = {key_of(run, gpu, values["dtype"]): run for run in runs}
@@ -122,8 +128,9 @@ def _rows(job: Job, machine: Machine | None) -> tuple[list[Settings], list[Setti
             return measure_training(missing, machine, values, options)
 
     doing = "emulated" if machine is None else "measured"
-    with job.status() as update:
-        found = collect(keyed, file, produce, lambda n: update(f"{doing} {n} of {len(keyed)} runs"))
+    path, retry = job.folder.path / "runs.jsonl", values["retry_failed"]
+    with job.status() as update, alone_with(path):
+        found = collect(keyed, RunFile(path, retry), produce, lambda n: update(f"{doing} {n} of {len(keyed)} runs"))
     if machine is None:
         return found
     return with_speedups(found[0]), *found[1:]
@@ -134,17 +141,24 @@ def _device_name(machine: Machine | None, values: dict[str, Any]) -> str:
 
 
 def say_how_it_went(
-    job: Job, device: str, failures: Sequence[Settings], num_rows: int, before: int, *, emulated: bool
+    job: Job, device: str, rows: Sequence[Settings], failures: Sequence[Settings], before: int, *, emulated: bool
 ) -> None:
-    """One line for the sweep, and one for each of the commonest reasons of failures."""
+    """One line for the sweep, one for each of the commonest reasons of failures, one where windows differ much."""
     label = "EMULATED" if emulated else "measured"
-    total = num_rows + len(failures)
+    total = len(rows) + len(failures)
     job.say(f"{total} runs on {device} ({label}): {before} known before, {len(failures)} failed")
     reasons = Counter(failure["reason"] for failure in failures).most_common()
     for reason, count in reasons[:_MOST_SHOWN]:
         job.say(f"failed, {count} runs: {reason}")
     if len(reasons) > _MOST_SHOWN:
         job.say(f"{len(reasons) - _MOST_SHOWN} more reasons in failures.csv")
+    if before and failures:
+        job.say("runs that failed before stay failed; retry_failed=true does them again")
+    if restless := sum(row.get("energy_spread", 0.0) > _RESTLESS for row in rows):
+        job.say(
+            f"note: in {restless} of {len(rows)} runs the windows' energies differ by more than {_RESTLESS:.0%}: "
+            "measure longer (window_s=...) in another output_dir, with nothing else running"
+        )
 
 
 def _show(job: Job, effects: Sequence[Effect], r2: float, name: str, *, emulated: bool) -> list[str]:
@@ -157,5 +171,5 @@ def _show(job: Job, effects: Sequence[Effect], r2: float, name: str, *, emulated
     first = effects[0]
     span = f" from {first.lowest} to {first.highest}" if first.lowest else ""
     job.say(f"{first.name} drives energy most:{span} x{first.times:.3g} (main effects explain R2 {r2:.2f})")
-    draw_factors({e.name: e.times for e in effects}, job.folder.path / "factors.png", title=name, emulated=emulated)
+    draw_factors(effects, job.folder.path / "factors.png", title=name, emulated=emulated)
     return ["factors.png"]

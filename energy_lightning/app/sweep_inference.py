@@ -22,7 +22,7 @@ from energy_lightning.app.sweep import say_how_it_went
 from energy_lightning.app.sweep_launch import measured_outcomes
 from energy_lightning.app.sweep_measured import Machine, machine_for, measured_key, measuring_options, timeout_of
 from energy_lightning.app.sweep_models import ServedModel
-from energy_lightning.app.sweep_runs import Outcome, RunFile, Settings, collect
+from energy_lightning.app.sweep_runs import Outcome, RunFile, Settings, alone_with, collect
 from energy_lightning.app.sweep_worker import Orders
 from energy_lightning.emulation import GPU
 from energy_lightning.predict import PredictionError
@@ -67,7 +67,7 @@ def _sweep(job: Job) -> None:
     emulated = machine is None or machine.emulated
     name = gpu.display_name if machine is None and gpu else machine.gpu_model if machine else ""
     rows, failures, before = _rows(job, model, machine, gpu)
-    say_how_it_went(job, f"{model.name}, {name}", failures, len(rows), before, emulated=emulated)
+    say_how_it_went(job, f"{model.name}, {name}", rows, failures, before, emulated=emulated)
     pandas.DataFrame(failures, columns=[*FACTORS, "reason"]).to_csv(folder / "failures.csv", index=False)
     if not rows:
         raise PredictionError("every run failed; failures.csv has the reasons")
@@ -122,9 +122,9 @@ def _rows(
             return _measured(missing, model, machine, options, timeout_of(values))
 
     doing = "emulated" if machine is None else "measured"
-    with job.status() as update:
-        file = RunFile(job.folder.path / "runs.jsonl")
-        return collect(keyed, file, produce, lambda n: update(f"{doing} {n} of {len(keyed)} runs"))
+    path, retry = job.folder.path / "runs.jsonl", values["retry_failed"]
+    with job.status() as update, alone_with(path):
+        return collect(keyed, RunFile(path, retry), produce, lambda n: update(f"{doing} {n} of {len(keyed)} runs"))
 
 
 def _emulated(run: Settings, model: ServedModel, gpu: GPU, dtype: str) -> dict[str, Any]:

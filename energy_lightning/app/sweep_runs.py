@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -86,13 +88,17 @@ def _values_of(name: str, given: Any) -> list[Any]:
 class RunFile:
     """runs.jsonl: a line for each run that ended, with its row or the reason why it could not be.
 
-    Lines are only appended. One that a kill left half written is cut off; its run is done again.
+    Lines are only appended. One that a kill left half written is cut off; its run is done again. With `retry_failed`
+    runs that failed count as unknown; where one is done again, its later line counts.
     """
 
     path: Path
+    retry_failed: bool = False
     known: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.retry_failed, bool):
+            raise ConfigError(f"retry_failed must be true or false, got {self.retry_failed!r}")
         if not self.path.exists():
             return
         content = self.path.read_bytes()
@@ -108,12 +114,32 @@ class RunFile:
                 raise MeasurementError(
                     f"{self.path}, line {number} is not a run of a sweep; remove the line, or give another output_dir"
                 ) from error
+        if self.retry_failed:
+            self.known = {key: entry for key, entry in self.known.items() if "row" in entry}
 
     def add(self, key: str, **content: Any) -> None:
         """Append a run; it is on its way to the disk when this returns."""
         self.known[key] = {"key": key, **content}
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(self.known[key]) + "\n")
+
+
+@contextmanager
+def alone_with(path: Path) -> Iterator[None]:
+    """Two sweeps in one folder would do the same runs twice, at the same time: ConfigError for the second.
+
+    The file's lock ends with the process, however that ends. File systems without locks have none.
+    """
+    with path.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"another sweep is at work in {path.parent}: wait for its end, or give another output_dir"
+            ) from error
+        except OSError:
+            pass
+        yield
 
 
 def key_of(run: Settings, gpu: GPU, dtype: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from energy_lightning.measure import EnergyMeter
 
 LINE = "energy_lightning-sweep "  # other lines of stdout are no outcomes
+FOLDER_PREFIX = "energy_lightning-sweep-"  # of the folder with the orders
 FAILED_RUN = 3
 _FAULTS = (EnergyLightningError, RuntimeError, ValueError)  # torch's own are RuntimeErrors
 
@@ -53,9 +55,11 @@ class Orders:
 
 def main(arguments: Sequence[str]) -> int:
     """Do the orders; the exit code."""
-    orders = Orders(**json.loads(Path(arguments[0]).read_text(encoding="utf-8")))
-    rank = int(arguments[1])
-    threading.Thread(target=_end_with_stdin, name="end-with-parent", daemon=True).start()
+    for number in (signal.SIGINT, signal.SIGTERM):  # for all processes of a group: the parent ends this one
+        signal.signal(number, signal.SIG_IGN)
+    file, rank = Path(arguments[0]), int(arguments[1])
+    orders = Orders(**json.loads(file.read_text(encoding="utf-8")))
+    threading.Thread(target=_end_with_stdin, args=(file.parent,), name="end-with-parent", daemon=True).start()
     import torch
     import torch.distributed as dist
 
@@ -79,9 +83,11 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _end_with_stdin() -> None:
-    """Whoever started this process holds the other end, and nobody is left to listen once that is closed."""
+def _end_with_stdin(folder: Path) -> None:
+    """Whoever started this process holds the other end; once it is closed, nobody is left to listen or to clean up."""
     sys.stdin.read()
+    if folder.name.startswith(FOLDER_PREFIX):
+        shutil.rmtree(folder, ignore_errors=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
