@@ -13,9 +13,14 @@ _NO_MORE_JOBS = ""
 _WAIT = timedelta(hours=24)  # a rank waits as long as the jobs before take
 
 
+def is_rank(environment: Mapping[str, str]) -> bool:
+    """Whether torchrun started this process."""
+    return "TORCHELASTIC_RUN_ID" in environment
+
+
 def is_follower(environment: Mapping[str, str]) -> bool:
     """Whether torchrun started this process as a rank other than 0."""
-    return "TORCHELASTIC_RUN_ID" in environment and environment.get("RANK", "0") != "0"
+    return is_rank(environment) and environment.get("RANK", "0") != "0"
 
 
 def follow(environment: Mapping[str, str], run_worker: Callable[[Path], int]) -> int:
@@ -30,7 +35,7 @@ def follow(environment: Mapping[str, str], run_worker: Callable[[Path], int]) ->
 @contextmanager
 def announcing(environment: Mapping[str, str]) -> Iterator[Callable[[Path], None]]:
     """A function that tells the other ranks the folder of the next job; does nothing without torchrun."""
-    if "TORCHELASTIC_RUN_ID" not in environment:
+    if not is_rank(environment):
         yield lambda path: None
         return
     store, num_jobs = _store(environment), 0

@@ -18,14 +18,18 @@ from typing import Any
 from energy_lightning.app import torchrun
 from energy_lightning.app.folder import COMPLETED, FAILED, RUNNING, RunFolder
 from energy_lightning.app.hydra_jobs import checked_arguments, exit_code, run_hydra
+from energy_lightning.app.orphans import end_with_parent
 from energy_lightning.app.settings import check_settings
 from energy_lightning.types import EnergyLightningError
 
+_GRACE_S = 30.0  # as torchrun itself leaves its ranks between SIGTERM and SIGKILL
 WORKER_MODULE = "energy_lightning.app.worker"
 
 
 def train(arguments: Sequence[str]) -> int:
     """Run the jobs that `arguments` (Hydra overrides and flags) describe; 0 when all of them completed."""
+    if torchrun.is_rank(os.environ):
+        end_with_parent(os.getppid(), grace_s=_GRACE_S)
     if torchrun.is_follower(os.environ):
         return torchrun.follow(os.environ, run_worker)
     checked = checked_arguments(arguments)

@@ -6,18 +6,15 @@ Lightning starts the other ranks with the same command, so every rank reads the 
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
-import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from energy_lightning.app.folder import COMPLETED, FAILED, INTERRUPTED, RunFolder
+from energy_lightning.app.orphans import end_with_parent
 from energy_lightning.types import EnergyLightningError
 
-_PARENT_CHECK_S = 0.5
 _RANK_NAMES = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
 
 
@@ -25,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
     """Train; the exit code. Rank 0 leaves the status in the folder's summary."""
     folder = RunFolder(Path(argv[0]))
     is_first = is_rank_zero(os.environ)
-    _end_with_parent(os.getppid())
+    end_with_parent(os.getppid())
     try:
         with StatusInSummary(folder if is_first else None):
             from energy_lightning.app.job import run_training  # torch and Lightning load here
@@ -64,17 +61,6 @@ class StatusInSummary:
 def is_rank_zero(environment: Mapping[str, str]) -> bool:
     """Whether this process is the job's first, as launchers say it (no variable: it is the one that launches)."""
     return all(environment.get(name, "0") == "0" for name in _RANK_NAMES)
-
-
-def _end_with_parent(parent_pid: int) -> None:
-    """Kill this process when its parent has died, as a SIGKILL of the command is meant for the whole job."""
-
-    def watch() -> None:
-        while os.getppid() == parent_pid:
-            time.sleep(_PARENT_CHECK_S)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
 
 
 if __name__ == "__main__":

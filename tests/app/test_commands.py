@@ -181,9 +181,11 @@ def test_torchrun_ranks_are_told_the_folders(tmp_path: Path) -> None:
     assert codes == [1]
 
 
-def test_a_worker_ends_with_the_command_that_started_it(tmp_path: Path) -> None:
-    """SIGKILL of the command once left its training running."""
-    waiting = "import os, sys, time\nfrom energy_lightning.app import worker\nworker._end_with_parent(os.getppid())\n"
+@pytest.mark.parametrize("grace_s", [0.0, 30.0])
+def test_a_process_ends_with_the_one_that_started_it(grace_s: float) -> None:
+    """SIGKILL of the command once left its training running, and SIGKILL of torchrun the commands of its ranks."""
+    waiting = "import os, time\nfrom energy_lightning.app.orphans import end_with_parent\n"
+    waiting += f"end_with_parent(os.getppid(), grace_s={grace_s})\n"
     waiting += "print(os.getpid(), flush=True)\ntime.sleep(60)\n"
     starting = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {waiting!r}])"
     command = subprocess.Popen([sys.executable, "-c", starting], stdout=subprocess.PIPE, text=True)
@@ -195,6 +197,16 @@ def test_a_worker_ends_with_the_command_that_started_it(tmp_path: Path) -> None:
     while _runs(pid) and time.monotonic() < deadline_s:
         time.sleep(0.1)
     assert not _runs(pid)
+
+
+def test_ranks_of_torchrun_end_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched: list[int] = []
+    monkeypatch.setattr(train, "end_with_parent", lambda pid, *, grace_s: watched.append(pid))
+    monkeypatch.setattr(torchrun, "follow", lambda environment, run_worker: 0)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a job")
+    assert train.train([]) == 0
+    assert watched == [os.getppid()]
 
 
 def test_a_sigterm_reaches_the_worker_as_an_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
