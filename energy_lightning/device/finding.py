@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +50,7 @@ def find_gpu(nvml: Any, torch_device: Any, host: Host) -> FoundGpu:
         host: the process, with torch and CUDA_VISIBLE_DEVICES.
 
     Raises:
-        DeviceError: no such GPU, or several that cannot be told apart.
+        DeviceError: no such GPU, or several that cannot be told apart. NVMLError: it does not answer.
     """
     cuda_index = None
     if isinstance(torch_device, str) and torch_device.startswith("GPU-"):
@@ -73,9 +73,19 @@ def find_gpu(nvml: Any, torch_device: Any, host: Host) -> FoundGpu:
 
 
 def gpu_uuids(nvml: Any) -> list[str]:
-    """UUIDs of the machine's GPUs in NVML's order."""
-    handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
-    return [text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+    """UUIDs of the machine's GPUs in NVML's order; "" for one that is lost: the others are not."""
+    return _of_each(nvml, nvml.nvmlDeviceGetUUID)
+
+
+def _of_each(nvml: Any, read: Callable[[Any], Any]) -> list[str]:
+    found = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            found.append(text(read(nvml.nvmlDeviceGetHandleByIndex(index))))
+        except nvml.NVMLError as error:
+            _log.info("GPU %d of this machine does not answer: %s", index, error)
+            found.append("")
+    return found
 
 
 def text(value: Any) -> str:
@@ -137,8 +147,7 @@ def _warn_of_order(nvml: Any, value: str | None, environment: Mapping[str, str])
     counted = value is None or not value.strip().startswith("GPU-")
     if not counted or environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
         return
-    handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
-    names = sorted({text(nvml.nvmlDeviceGetName(handle)) for handle in handles})
+    names = sorted(set(_of_each(nvml, nvml.nvmlDeviceGetName)) - {""})
     if len(names) > 1:
         _log.warning(
             "energy_lightning: this machine has different GPUs (%s), which CUDA may count in another order than NVML; "

@@ -15,7 +15,7 @@ from typing import Any
 
 from energy_lightning.device.blocking_cache import load_blocking_power_w
 from energy_lightning.device.control import Permissions, find_control
-from energy_lightning.device.finding import find_gpu
+from energy_lightning.device.finding import FoundGpu, find_gpu
 from energy_lightning.device.guard import HardwareGuard, default_state_dir
 from energy_lightning.device.guarded import GuardedControl
 from energy_lightning.device.host import Host
@@ -67,10 +67,9 @@ class NvidiaDevice:
         nvml = _start_nvml()
         self._host = Host() if host is None else host
         self.now_s = self._host.clock_s
-        gpu = find_gpu(nvml, torch_device, self._host)
+        gpu, self._readings = _find(nvml, torch_device, self._host)
         self.uuid: str | None = gpu.uuid
         self._uuid, self.is_mig, self.cuda_index = gpu.uuid, gpu.is_mig, gpu.cuda_index
-        self._readings = GpuReadings(nvml, gpu)
         self.energy_source: EnergySource = self._readings.energy_source
         self.emulated_hardware = self._readings.is_emulated
         self._model = _packaged_model(self._readings.name)
@@ -261,6 +260,15 @@ def _start_nvml() -> ModuleType:
     except module.NVMLError as error:
         raise DeviceError(f"NVML cannot start: {error}; is the NVIDIA driver loaded?") from error
     return module
+
+
+def _find(nvml: Any, torch_device: Any, host: Host) -> tuple[FoundGpu, GpuReadings]:
+    try:
+        gpu = find_gpu(nvml, torch_device, host)
+        return gpu, GpuReadings(nvml, gpu)
+    except nvml.NVMLError as error:
+        which = "torch's current GPU" if torch_device is None else f"GPU {torch_device}"
+        raise DeviceError(f"{which} does not answer: {error}; see nvidia-smi") from error
 
 
 def _packaged_model(name: str) -> GPU | None:

@@ -138,9 +138,11 @@ class GpuState:
         A signal's handler may come in between and begin another one: it then uses the lock that its own thread has, for
         which it could only wait in vain.
 
-        Raises OSError (TimeoutError) where the folder cannot be written, has no locks, or another one holds this lock.
+        Raises OSError (TimeoutError) where the folder cannot be written, is another user's, has no locks, or another
+        one holds this lock.
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _check_owner(self.folder)
         thread = threading.get_ident()
         outer = next((lock for owner, lock in self._entered if owner == thread), None)
         lock = os.open(self.path(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600) if outer is None else outer
@@ -189,6 +191,13 @@ class GpuState:
     def remove(self) -> None:
         """Forget the record. The lock files stay: removing them would let two processes lock two files."""
         self.path(".json").unlink(missing_ok=True)
+
+
+def _check_owner(folder: Path) -> None:
+    """PermissionError where somebody else could have us set a GPU to what they like: records there are acted upon."""
+    owner = folder.stat().st_uid
+    if os.getuid() not in (0, owner) and owner != 0:
+        raise PermissionError(f"{folder} belongs to another user (uid {owner})")
 
 
 def stale_states(folder: Path) -> list[GpuState]:

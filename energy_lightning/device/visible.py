@@ -19,7 +19,7 @@ def visible_gpus(value: str | None, uuids: Sequence[str]) -> tuple[int, ...]:
 
     Args:
         value: CUDA_VISIBLE_DEVICES; None where it is not set (all are visible); "" hides every GPU.
-        uuids: "GPU-..." of the machine's GPUs, in NVML's order (PCI bus order).
+        uuids: "GPU-..." of the machine's GPUs, in NVML's order (PCI bus order); "" of one that does not answer.
 
     Entries are indices, UUIDs or prefixes of UUIDs that only one GPU has. As in CUDA a negative index ends the list.
     CUDA silently shows fewer GPUs, or none, where an entry is unknown, ambiguous or given twice; here each of these is
@@ -48,7 +48,7 @@ def _resolve(entry: str, value: str, uuids: Sequence[str]) -> int | None:
         return match_uuid(entry, uuids, where)
     if not _INDEX.fullmatch(entry):
         raise DeviceError(
-            f"{where}: {entry!r} is neither an index nor a UUID; give e.g. 0 or {next(iter(uuids), 'GPU-...')}"
+            f"{where}: {entry!r} is neither an index nor a UUID; give e.g. 0 or {next(filter(None, uuids), 'GPU-...')}"
         )
     index = int(entry)
     if index >= len(uuids):
@@ -61,6 +61,6 @@ def match_uuid(prefix: str, uuids: Sequence[str], where: str) -> int:
     matches = [i for i, uuid in enumerate(uuids) if uuid.lower().startswith(prefix.lower())]
     if len(matches) == 1:
         return matches[0]
-    known = ", ".join(uuids) or "no GPU"
+    known = ", ".join(filter(None, uuids)) or "no GPU"
     fault = f"is the beginning of {len(matches)} GPUs' UUIDs" if matches else "is no GPU of this machine"
     raise DeviceError(f"{where}: {prefix!r} {fault}; known: {known}")

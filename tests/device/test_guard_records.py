@@ -7,8 +7,9 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -392,3 +393,15 @@ def test_what_a_dead_holder_could_not_give_back_stays_recorded(tmp_path: Path, n
     record = GpuState(tmp_path, "GPU-a").read()
     assert record is not None
     assert record.undo == (CLOCK,)
+
+
+@pytest.mark.parametrize(("uid", "owner", "is_refused"), [(1000, 1001, True), (1000, 1000, False), (1000, 0, False)])
+def test_records_of_another_user_are_not_acted_upon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, owner: int, is_refused: bool
+) -> None:
+    """A folder beside the temporary files, for users without a home, can be made by anybody."""
+    monkeypatch.setattr("os.getuid", lambda: uid)
+    monkeypatch.setattr(Path, "stat", lambda path, **_: SimpleNamespace(st_uid=owner, st_mode=0o40700))
+    expected = pytest.raises(PermissionError, match=r"another user \(uid 1001\)") if is_refused else nullcontext()
+    with expected, GpuState(tmp_path, "GPU-a").transaction():
+        pass

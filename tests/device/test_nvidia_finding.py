@@ -124,3 +124,14 @@ def test_indices_among_different_gpus_are_warned_of(
         pynvml.nvmlInit()
         find_gpu(pynvml, 0, replace(host, environment=environment))
         assert ("CUDA_DEVICE_ORDER=PCI_BUS_ID" in caplog.text) == warns
+
+
+@pytest.mark.parametrize(("visible", "torch_device"), [(None, 1), (BBBB, 0), (None, "GPU-bbbb"), ("1", None)])
+def test_a_lost_gpu_keeps_nobody_from_the_others(tmp_path: Path, visible: str | None, torch_device: Any) -> None:
+    with machine(tmp_path, *BOARDS) as m:
+        m.nvml.lose(0)
+        assert m.open(torch_device, visible=visible).uuid == BBBB
+        with pytest.raises(DeviceError, match="GPU 0 does not answer: GPU is lost"):
+            m.open(0)
+        with pytest.raises(DeviceError, match=f"known: {BBBB}$"):
+            m.open("GPU-aaaa")
