@@ -1,16 +1,17 @@
 """Closed forms of inference energy: terms, gradients, bounds and priors. Fit: `fitting`; estimator: `lens`.
 
-Additive form (12 parameters; 16 with model sizes):
+Additive form as published (12 parameters; 16 with model sizes):
 
     E = alpha_p * input_tokens  / (B^beta_p + eps_p) * TP^gamma1_p * PP^gamma2_p        prefill, compute-bound
       + alpha_d * output_tokens / (B^beta_d + eps_d) * TP^gamma1_d * PP^gamma2_d        decode, memory-bound
       + delta1 * TP + delta2 * PP                                                       overhead
 
-With model sizes, prefill and decode are also multiplied by activated_params_b^activated * total_params_b^total. With
-crowding (ours) a fourth term grows with the batch: past the batch that a GPU serves well, requests wait for memory and
-for each other, and their energy rises again, which the published terms cannot follow:
+With model sizes, prefill and decode are also multiplied by activated_params_b^activated * total_params_b^total. Two
+terms are ours. Where a batch keeps a GPU's arithmetic busy, a token's energy no longer falls with the batch; where
+requests wait for memory and for each other, their energy rises again:
 
-      + alpha_c * B^beta_c * TP^gamma1_c * PP^gamma2_c (* model sizes as above)        crowding
+      + alpha_s * output_tokens * TP^gamma1_s * PP^gamma2_s (* model sizes as above)     decode, compute-bound
+      + alpha_c * B^beta_c * TP^gamma1_c * PP^gamma2_c (* model sizes as above)          crowding, with several models
 
 Logarithmic form, for image and video workloads (6 parameters; 8 with model sizes):
 
@@ -29,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -79,6 +81,11 @@ class Form(Protocol):
         """Entries of theta, in order."""
         ...
 
+    @property
+    def term_names(self) -> tuple[str, ...]:
+        """Of the terms, in order; terms of one name belong together."""
+        ...
+
     def log_terms(self, theta: Floats, logs: LogColumns) -> Floats:
         """(t, n): logarithm of each term."""
         ...
@@ -118,13 +125,25 @@ def _workload_parameters(phase: str, level: float, beta: float, with_models: boo
     ]
 
 
+def _further_exponents(phase: str, activated: float, total: float, with_models: bool) -> list[Parameter]:
+    names = [("gamma1", 0.3), ("gamma2", 0.3), *([("activated", activated), ("total", total)] if with_models else [])]
+    return [Parameter(name=f"{name}_{phase}", low=-2.0, high=2.0, mean=mean, deviation=0.5) for name, mean in names]
+
+
+def _saturation_parameters(with_models: bool) -> list[Parameter]:
+    """About 3% of the energy at a typical batch size, until the table says otherwise."""
+    return [
+        Parameter(name="alpha_s", low=-20.0, high=20.0, mean=np.log(0.03), deviation=3.0, logged=True),
+        *_further_exponents("s", 0.5, 0.2, with_models),
+    ]
+
+
 def _crowding_parameters(mean_log_batch: float, with_models: bool) -> list[Parameter]:
     """About 2% of the energy at a typical batch size, until the table says otherwise."""
-    names = [("gamma1_c", 0.3), ("gamma2_c", 0.3), *([("activated_c", 0.5), ("total_c", 0.2)] if with_models else [])]
     return [
         Parameter(name="alpha_c", low=-20.0, high=20.0, mean=-4.0 - 0.5 * mean_log_batch, deviation=2.0, logged=True),
         Parameter(name="beta_c", low=0.0, high=2.0, mean=0.5, deviation=0.3),
-        *(Parameter(name=name, low=-2.0, high=2.0, mean=mean, deviation=0.5) for name, mean in names),
+        *_further_exponents("c", 0.5, 0.2, with_models),
     ]
 
 
@@ -134,11 +153,14 @@ class AdditiveForm:
     Args:
         mean_log_batch: mean of ln(batch size), which centres the prior of alpha.
         with_models: whether the table has both columns of model sizes.
+        saturation: whether decode has a part that does not fall with the batch.
         crowding: whether there is the term that grows with the batch.
     """
 
-    def __init__(self, mean_log_batch: float, with_models: bool, crowding: bool = False) -> None:
-        self.with_models, self.crowding = with_models, crowding
+    def __init__(
+        self, mean_log_batch: float, with_models: bool, *, saturation: bool = False, crowding: bool = False
+    ) -> None:
+        self.with_models, self.saturation, self.crowding = with_models, saturation, crowding
         prefill = _workload_parameters("p", np.log(0.3) + 0.4 * mean_log_batch, 0.4, with_models)
         decode = _workload_parameters("d", np.log(0.6) + 0.8 * mean_log_batch, 0.8, with_models)
         self._size = len(prefill)
@@ -146,22 +168,33 @@ class AdditiveForm:
             Parameter(name=name, low=-14.0, high=5.0, mean=np.log(0.1), deviation=3.0, logged=True)
             for name in ("delta1", "delta2")
         ]
+        saturated = _saturation_parameters(with_models) if saturation else []
         rising = _crowding_parameters(mean_log_batch, with_models) if crowding else []
-        self.parameters = (*prefill, *decode, *overhead, *rising)
+        self._saturated = 2 * self._size + 2
+        self._rising = self._saturated + len(saturated)
+        self.parameters = (*prefill, *decode, *overhead, *saturated, *rising)
+        self.term_names = (
+            *("prefill_j", "decode_j", "overhead_j", "overhead_j"),
+            *(("decode_j",) if saturation else ()),
+            *(("crowding_j",) if crowding else ()),
+        )
 
     def _exponents(self, logs: LogColumns) -> Floats:
         names = ("tensor_parallel", "pipeline_parallel", *(MODEL_COLUMNS if self.with_models else ()))
         return np.stack([logs[name] for name in names])  # in the order of the parameters
 
     def log_terms(self, theta: Floats, logs: LogColumns) -> Floats:
-        """(4 or 5, n): prefill, decode, overhead of TP, overhead of PP, crowding."""
+        """(t, n): prefill, decode, overhead of TP, overhead of PP, saturated decode, crowding."""
         powers, batch, terms, end = self._exponents(logs), logs["batch_size"], [], 2 * self._size
         for start, tokens in ((0, "input_tokens"), (self._size, "output_tokens")):
             alpha, beta, eps, *exponents = theta[start : start + self._size]
             terms.append(alpha + logs[tokens] + np.asarray(exponents) @ powers - np.logaddexp(beta * batch, eps))
         terms += [theta[end] + logs["tensor_parallel"], theta[end + 1] + logs["pipeline_parallel"]]
+        if self.saturation:
+            alpha, *exponents = theta[self._saturated : self._rising]
+            terms.append(alpha + logs["output_tokens"] + np.asarray(exponents) @ powers)
         if self.crowding:
-            alpha, beta, *exponents = theta[end + 2 :]
+            alpha, beta, *exponents = theta[self._rising :]
             terms.append(alpha + beta * batch + np.asarray(exponents) @ powers)
         return np.stack(terms)
 
@@ -179,18 +212,20 @@ class AdditiveForm:
             result[:, start + 1] = -share * np.exp(beta * batch - denominator) * batch
             result[:, start + 2] = -share * np.exp(eps - denominator)
             result[:, start + 3 : start + self._size] = (share * powers).T
-        end = 2 * self._size
-        result[:, end : end + 2] = shares[2:4].T
+        result[:, self._saturated - 2 : self._saturated] = shares[2:4].T
+        if self.saturation:
+            result[:, self._saturated] = shares[4]
+            result[:, self._saturated + 1 : self._rising] = (shares[4] * powers).T
         if self.crowding:
-            result[:, end + 2] = shares[4]
-            result[:, end + 3] = shares[4] * batch
-            result[:, end + 4 :] = (shares[4] * powers).T
+            result[:, self._rising] = shares[-1]
+            result[:, self._rising + 1] = shares[-1] * batch
+            result[:, self._rising + 2 :] = (shares[-1] * powers).T
         return result
 
     def inert(self, varies: Mapping[str, bool]) -> dict[str, float]:
         """Exponents of columns that do not vary; one overhead where neither parallelism varies; see `Form.inert`."""
         fixed: dict[str, float] = {}
-        phases = ("p", "d", "c") if self.crowding else ("p", "d")
+        phases = [phase for phase in "pdsc" if any(p.name == f"alpha_{phase}" for p in self.parameters)]
         for column, name in (
             ("tensor_parallel", "gamma1"),
             ("pipeline_parallel", "gamma2"),
@@ -202,6 +237,8 @@ class AdditiveForm:
         if not varies["batch_size"]:
             fixed |= {"beta_p": 0.0, "beta_d": 0.0, "eps_p": np.log(1e-3), "eps_d": np.log(1e-3)}
             fixed |= {"alpha_c": _ZERO_LOG, "beta_c": 0.0} if self.crowding else {}
+        if self.saturation and not (varies["batch_size"] and varies["output_tokens"]):
+            fixed["alpha_s"] = _ZERO_LOG  # decode or the overhead already holds it
         if not (varies["tensor_parallel"] or varies["pipeline_parallel"]):
             fixed["delta2"] = _ZERO_LOG
         if not (varies["batch_size"] or varies["input_tokens"]):
@@ -211,6 +248,8 @@ class AdditiveForm:
 
 class LogarithmicForm:
     """One term that grows with the logarithm of output per input token and GPU. Energies relative to their mean."""
+
+    term_names = ("total_j",)
 
     def __init__(self, mean_log_batch: float, with_models: bool) -> None:
         self.with_models = with_models
@@ -261,12 +300,9 @@ class LogarithmicForm:
         return fixed if any(varies[name] for name in inside) else fixed | {"c1": 0.0, "c2_minus_1": 0.0}
 
 
-def _crowded(mean_log_batch: float, with_models: bool) -> Form:
-    return AdditiveForm(mean_log_batch, with_models, crowding=True)
-
-
 FORMS: dict[str, Callable[[float, bool], Form]] = {
     "additive": AdditiveForm,
-    "crowded": _crowded,
+    "saturating": partial(AdditiveForm, saturation=True),
+    "crowded": partial(AdditiveForm, saturation=True, crowding=True),
     "logarithmic": LogarithmicForm,
 }

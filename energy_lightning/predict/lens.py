@@ -42,6 +42,7 @@ OPTIONAL = ("input_tokens", "output_tokens", "tensor_parallel", "pipeline_parall
 _FEWEST_ROWS = 4
 # A request takes 0.01 J (a small model, many requests at once) to 100 MJ; its joules read as kWh lie far below.
 _PLAUSIBLE_J = (1e-2, 1e8)
+_FORMS = ("additive", "logarithmic")
 _METHODS = ("robust", "published")
 
 
@@ -54,7 +55,8 @@ class EnergyLens(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[misc] 
 
     Args:
         form: "additive" (language models) or "logarithmic" (image and video).
-        method: "robust" (loss on log ratios, weak priors) or "published" (percentage error, no priors).
+        method: "robust" (loss on log ratios, weak priors, decode that stops to fall with the batch) or "published"
+            (percentage error, no priors, the published terms alone).
         model_effects: with model sizes, also one factor per pair of sizes, shrunk towards 1 (random effect).
         crowding: with model sizes, also a term that grows with the batch (see `forms`). One model's few rows tell it
             badly, and it then spoils what is said of larger batches.
@@ -110,8 +112,9 @@ class EnergyLens(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[misc] 
         self.level_ = float(np.log(energy).mean())
         self.fallback_ = _reason_to_fall_back(len(energy), varies)
         pooled = all(name in columns for name in MODEL_COLUMNS)
-        crowded = pooled and self.crowding and self.form == "additive" and self.method == "robust"
-        form = "crowded" if crowded else self.form
+        form: str = self.form
+        if self.form == "additive" and self.method == "robust":
+            form = "crowded" if pooled and self.crowding else "saturating"
         self.form_: Form = FORMS[form](float(np.log(columns["batch_size"]).mean()), pooled)
         self.effects_ = Effects.none()
         self._draws: dict[int, list[Floats]] = {}
@@ -221,8 +224,8 @@ class EnergyLens(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[misc] 
         return {name: np.exp(log + shifts.get(name, 0.0)) for name, log in self.problem_.logs.values.items()}
 
     def _check_settings(self) -> None:
-        if self.form not in FORMS:
-            raise PredictionError(f"unknown form {self.form!r}; choose one of {', '.join(FORMS)}")
+        if self.form not in _FORMS:
+            raise PredictionError(f"unknown form {self.form!r}; choose one of {', '.join(_FORMS)}")
         if self.method not in _METHODS:
             raise PredictionError(f"unknown method {self.method!r}; choose one of {', '.join(_METHODS)}")
         if self.num_starts < 1:

@@ -14,7 +14,13 @@ def natural_parameters(form: Form, theta: Floats, level: float, shifts: Mapping[
     """Name -> value in joules and the columns' own units; what centring moved into alpha, delta and c1 moves back."""
     values = dict(zip((parameter.name for parameter in form.parameters), theta.tolist(), strict=True))
     logged = {parameter.name for parameter in form.parameters if parameter.logged}
-    for phase, tokens in (("_p", "input_tokens"), ("_d", "output_tokens"), ("_c", None), ("", None)):
+    for phase, tokens in (
+        ("_p", "input_tokens"),
+        ("_d", "output_tokens"),
+        ("_s", "output_tokens"),
+        ("_c", None),
+        ("", None),
+    ):
         if f"alpha{phase}" in values:
             moved = level - (shifts.get(tokens, 0.0) if tokens else 0.0)
             for name, column in (("activated", MODEL_COLUMNS[0]), ("total", MODEL_COLUMNS[1])):
@@ -32,11 +38,11 @@ def natural_parameters(form: Form, theta: Floats, level: float, shifts: Mapping[
 
 
 def named_terms(form: Form, terms: Floats) -> dict[str, Floats]:
-    """Joules (n,) of each term; the two overheads of the additive form as one."""
-    if len(terms) == 1:
-        return {"total_j": terms[0]}
-    named = {"prefill_j": terms[0], "decode_j": terms[1], "overhead_j": terms[2] + terms[3]}
-    return named | ({"crowding_j": terms[4]} if len(terms) > 4 else {})
+    """Joules (n,) of each name; terms of one name are added."""
+    named: dict[str, Floats] = {}
+    for name, term in zip(form.term_names, terms, strict=True):
+        named[name] = named[name] + term if name in named else term
+    return named
 
 
 def notes(varies: Mapping[str, bool]) -> list[str]:
@@ -94,6 +100,8 @@ def formula(form: Form, values: Mapping[str, float], left_out: set[str], digits:
         terms = [_workload_term(values, left_out, phase, digits) for phase in "pd" if f"alpha_{phase}" not in left_out]
         overheads = (("delta1", "tensor_parallel"), ("delta2", "pipeline_parallel"))
         terms += [f"{values[name]:.{digits}g} * {column}" for name, column in overheads if name not in left_out]
+        if "alpha_s" in values and "alpha_s" not in left_out:
+            terms.append(f"{values['alpha_s']:.{digits}g} * output_tokens{_powers(values, left_out, '_s', digits)}")
         if "alpha_c" in values and "alpha_c" not in left_out:
             rising = _factor("batch_size", values["beta_c"], digits) + _powers(values, left_out, "_c", digits)
             terms.append(f"{values['alpha_c']:.{digits}g}{rising}")

@@ -54,10 +54,11 @@ def test_parameters_are_in_joules_and_the_columns_units() -> None:
     batch, tp, pp = table.batch_size, table.tensor_parallel, table.pipeline_parallel
     prefill = c["alpha_p"] * table.input_tokens / (batch ** c["beta_p"] + c["eps_p"]) * tp ** c["gamma1_p"]
     decode = c["alpha_d"] * table.output_tokens / (batch ** c["beta_d"] + c["eps_d"]) * tp ** c["gamma1_d"]
+    saturated = c["alpha_s"] * table.output_tokens * tp ** c["gamma1_s"] * pp ** c["gamma2_s"]
     overhead = c["delta1"] * tp + c["delta2"] * pp
     split = lens.explain(table)
     assert split["prefill_j"].to_numpy() == pytest.approx((prefill * pp ** c["gamma2_p"]).to_numpy())
-    assert split["decode_j"].to_numpy() == pytest.approx((decode * pp ** c["gamma2_d"]).to_numpy())
+    assert split["decode_j"].to_numpy() == pytest.approx((decode * pp ** c["gamma2_d"] + saturated).to_numpy())
     assert split["overhead_j"].to_numpy() == pytest.approx(overhead.to_numpy())
     assert split.sum(axis=1).to_numpy() == pytest.approx(lens.predict(table))
 
@@ -182,6 +183,24 @@ def test_a_mapping_of_sequences_is_a_table() -> None:
     assert plain == before
 
 
+def test_the_energy_of_a_token_that_stops_to_fall_with_the_batch_is_followed() -> None:
+    """Past some batch the energy is in proportion to the tokens: fewer tokens are then cheaper than a larger batch."""
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(
+        {"batch_size": np.repeat([8, 32, 128, 512, 2048], 4), "output_tokens": rng.uniform(900, 1100, 20)}
+    )
+    energy = table.output_tokens * (2.0 / table.batch_size**0.9 + 0.05) * np.exp(0.01 * rng.normal(size=20))
+    new = pd.DataFrame({"batch_size": [512, 2048], "output_tokens": [905.0, 1085.0]})
+    robust, published = (EnergyLens(method=m).fit(table, energy) for m in ("robust", "published"))
+    assert robust.select(new).batch_size == 512
+    assert (
+        robust.predict(new)[1] / robust.predict(new)[0] > 1.03 > published.predict(new)[1] / published.predict(new)[0]
+    )
+    assert "output_tokens\n" in robust.formula() or robust.formula().endswith("output_tokens")
+    assert "alpha_s" in robust.parameters_
+    assert "alpha_s" not in published.parameters_
+
+
 def test_intervals_hold_new_measurements_as_often_as_they_say() -> None:
     lens = EnergyLens().fit(*measured(50, noise=0.1))
     new, energy = measured(300, seed=5, noise=0.1)
@@ -191,7 +210,9 @@ def test_intervals_hold_new_measurements_as_often_as_they_say() -> None:
     assert 0.8 < ((low < energy) & (energy < high)).mean() < 0.98
     ranges = lens.parameter_intervals(num_draws=60)
     assert set(ranges) == set(lens.parameters_)
-    assert ranges["beta_d"][0] < 0.75 < ranges["beta_d"][1]
+    truth = {"beta_p": 0.2, "beta_d": 0.75, "gamma1_p": 0.25, "gamma2_p": 0.1, "gamma1_d": 0.35, "gamma2_d": 0.6}
+    assert sum(ranges[name][0] < value < ranges[name][1] for name, value in truth.items()) >= 4
+    assert all(high - low < 1.0 for low, high in (ranges[name] for name in truth))
 
 
 _GOOD = measured(20)
