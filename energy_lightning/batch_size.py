@@ -53,7 +53,8 @@ class RecurringJobMixin:
         batch_size, learning_rate: names of the attributes; learning_rate is that of the default batch size.
         scaling: how the learning rate goes with the batch size: "linear", "sqrt" or "none" (`scaled_learning_rate`).
         check_every_n_steps: optimizer steps between two looks at the cost.
-        device, workload, gpu: as in EnergyMonitor.
+        device, workload, gpu: as in EnergyMonitor; `workload` is that of the default batch size, and goes with it where
+            no other callback has opened the emulated GPU before.
         options: of BatchSizeOptimizer: eta, beta, seed, policy, window, lease_s, max_power_w (left out: the highest
             limits of the GPUs together).
 
@@ -119,8 +120,7 @@ class RecurringJobMixin:
         if not self._active:
             return
         self.verdict, self.spent, self._meter, self._resumed = "going on", None, None, None
-        previous, suggested = self.batch_size or self.default, on_rank_zero(trainer, lambda: self._suggest(trainer))
-        self._use(trainer, pl_module, suggested, previous)
+        self._use(trainer, pl_module, on_rank_zero(trainer, lambda: self._suggest(trainer)))
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """The run that a checkpoint belongs to goes on."""
@@ -128,11 +128,11 @@ class RecurringJobMixin:
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """A resumed run keeps its batch size, so loaders get that. Collective then."""
-        resumed, previous = self._resumed, self.batch_size
-        if self._active and resumed is not None and previous is not None:
+        resumed = self._resumed
+        if self._active and resumed is not None:
             batch_size, run = int(resumed["batch_size"]), self._run
             on_rank_zero(trainer, lambda: None if run is None else run.resume(resumed["run_id"], batch_size))
-            self._use(trainer, pl_module, batch_size, previous)
+            self._use(trainer, pl_module, batch_size)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Count steps from here."""
@@ -211,11 +211,20 @@ class RecurringJobMixin:
         self._run = RecurringRun(self.batch_sizes, self.store, self._settings, self._target, lines)
         return self._run.batch_size
 
-    def _use(self, trainer: Any, pl_module: Any, batch_size: int, previous: int) -> None:
-        """Set the batch size, and scale the learning rate of batch size `previous` to it."""
+    def _use(self, trainer: Any, pl_module: Any, batch_size: int) -> None:
+        """Set the batch size, and scale the learning rate to it: from ours where ours was set, else from the default's.
+
+        A second fit may be of the same module or of a new one.
+        """
+        (name, rate_name), owners, found = self._names, (trainer.datamodule, pl_module), list[Any]()
+
+        def replaced(before: Any) -> int:
+            found.append(before)
+            return batch_size
+
+        change_attribute(owners, name, replaced)
+        previous = self.batch_size if self.batch_size is not None and self.batch_size in found else self.default
         self.batch_size = batch_size
-        (name, rate_name), owners = self._names, (trainer.datamodule, pl_module)
-        change_attribute(owners, name, lambda _: batch_size)
         if self._scaling != "none":
 
             def scaled(rate: Any) -> float:
@@ -225,7 +234,8 @@ class RecurringJobMixin:
         say(trainer, f"batch size {batch_size} for this run ({self.store})")
 
     def _open(self, trainer: Any) -> None:
-        self.monitored = self._choice.open(trainer, self)
+        assert self.batch_size is not None
+        self.monitored = self._choice.scaled(self.batch_size / self.default).open(trainer, self)
         if self.monitored.note:
             say(trainer, self.monitored.note)
         device, resumed = self.monitored.device, self._resumed or {}

@@ -15,12 +15,12 @@ from energy_lightning.callbacks.job import (
     find_callback,
     gather_rows,
     gpu_identity,
-    job_of,
     say,
 )
-from energy_lightning.callbacks.monitored import Monitored, choose_monitored
+from energy_lightning.callbacks.monitored import Monitored
 from energy_lightning.callbacks.observed import TemperatureLog, energy_in_words
 from energy_lightning.callbacks.partition_profiler import PartitionProfilerMixin
+from energy_lightning.callbacks.shared_device import DeviceChoice
 from energy_lightning.callbacks.step_meter import window_s_of
 from energy_lightning.device import Device, has_emulated_figures
 from energy_lightning.measure import AppendLog, EnergyMeter, EnergyTotal, WindowReading, rows_up_to, sum_over_gpus
@@ -61,8 +61,7 @@ class EnergyMonitorMixin:
         clock_s: Callable[[], float] = time.perf_counter,
     ) -> None:
         super().__init__()
-        self._wanted, self._gpu, self._clock_s = device, gpu, clock_s
-        self._workload = Workload.preset(workload) if isinstance(workload, str) else workload
+        self._choice, self._clock_s = DeviceChoice.parse(device, workload, gpu), clock_s
         self._records = None if records is None else AppendLog(records, what="the records in it")
         self._monitored: Monitored | None = None
         self._meter: EnergyMeter | None = None
@@ -82,16 +81,8 @@ class EnergyMonitorMixin:
     # Lightning's hooks
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Find the device and start counting."""
-        job = job_of(trainer)
-        self._monitored = choose_monitored(
-            self._wanted,
-            None if job is None else job.device,
-            trainer.strategy.root_device,
-            workload=self._workload,
-            gpu=self._gpu,
-            clock_s=self._clock_s,
-        )
+        """Find the device and start counting. Collective."""
+        self._monitored = self._choice.open(trainer, self, clock_s=self._clock_s)
         for line in filter(None, (self._monitored.note, self._monitored.mode_line)):
             say(trainer, line)
         self._last_global_step, self.own, self._before = trainer.global_step, EnergyTotal(), self.total

@@ -1,4 +1,4 @@
-"""Which device EnergyMonitor watches, under any strategy, and who accounts for an emulated one's work."""
+"""A device that callbacks watch under any strategy, and who accounts for an emulated one's work."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from energy_lightning.device import Device, EmulatedDevice, open_device
+from energy_lightning.device import EmulatedDevice, open_device
 from energy_lightning.device.modes import describe_mode
 from energy_lightning.types import DeviceError, DeviceMode, EnergySource, Plan
 from energy_lightning.workload import Workload
@@ -74,37 +74,11 @@ class Monitored:
             self.device.run_iteration_end(Plan.sequential().backward)
 
 
-def choose_monitored(
-    given: Device | str | None,
-    strategy_device: Device | None,
-    torch_device: Any,
-    *,
-    workload: Workload | None,
-    gpu: str,
-    clock_s: Callable[[], float],
-) -> Monitored:
-    """The device given by the user, else the strategy's, else an NVIDIA GPU, else an emulated one for `workload`.
+def emulated_for(given: str | None, workload: Workload | None, gpu: str, clock_s: Callable[[], float]) -> Monitored:
+    """An emulated `gpu` for `workload`; without one time alone is measured, by `clock_s`, and the note says why.
 
-    Where none of these exists time is still measured, and the note says why energy is not. Raises DeviceError for a
-    device asked for by name that cannot be opened.
+    Raises DeviceError where an emulated device was asked for (`given`) and there is no workload.
     """
-    if given is None and strategy_device is not None:
-        return Monitored(strategy_device)
-    if given is not None and not isinstance(given, str):
-        return Monitored(given)
-    if torch_device.type != "cuda" and given in (None, "auto", "emulated"):
-        return _emulated(given, workload, gpu, clock_s)
-    try:
-        name, options = given or "nvidia", dict[str, Any](workload=workload, torch_device=torch_device)
-        device = open_device("nvidia" if name == "auto" else name, gpu=gpu, **options)
-    except (DeviceError, ImportError) as error:
-        if given is not None:
-            raise
-        return Monitored(ClockOnly(clock_s), note=f"energy is not measured: {error}")
-    return Monitored(device, owned=True)
-
-
-def _emulated(given: str | None, workload: Workload | None, gpu: str, clock_s: Callable[[], float]) -> Monitored:
     if workload is None:
         if given == "emulated":
             raise DeviceError("an emulated device needs a workload: EnergyMonitor(device='emulated', workload=...)")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from energy_lightning.callbacks.job import job_of
-from energy_lightning.callbacks.monitored import ClockOnly, Monitored, choose_monitored
+from energy_lightning.callbacks.monitored import ClockOnly, Monitored, emulated_for
 from energy_lightning.device import Device, open_device
-from energy_lightning.types import DeviceError
+from energy_lightning.types import DeviceError, WorkloadError
 from energy_lightning.workload import Workload
 
 T = TypeVar("T")
@@ -32,13 +33,27 @@ class DeviceChoice:
 
     @classmethod
     def parse(cls, device: Device | str | None, workload: Workload | str | None, gpu: str) -> DeviceChoice:
-        """`workload` may be a preset's name."""
+        """`workload` may be a preset's name. DeviceError for what is neither a device nor a name."""
+        if not isinstance(device, (str, type(None))) and not hasattr(device, "energy_source"):
+            raise DeviceError(
+                f"device must be a Device, a name such as 'nvidia' or 'emulated', or None, got {device!r}"
+            )
+        if not isinstance(workload, (str, Workload, type(None))):
+            raise WorkloadError(f"workload must be a Workload, the name of a preset, or None, got {workload!r}")
         shape = Workload.preset(workload) if isinstance(workload, str) else workload
         return cls(device=device, workload=shape, gpu=gpu)
 
-    def open(self, trainer: Any, owner: Any) -> Monitored:
-        """The device for `owner`, one of the trainer's callbacks, once all have seen on_train_start. Collective.
+    def scaled(self, ratio: float) -> DeviceChoice:
+        """The same with `ratio` times the sequences in a microbatch, one at least."""
+        if self.workload is None:
+            return self
+        num_sequences = max(1, round(ratio * self.workload.microbatch_size))
+        return replace(self, workload=self.workload.with_sizes(microbatch_size=num_sequences))
 
+    def open(self, trainer: Any, owner: Any, *, clock_s: Callable[[], float] = time.perf_counter) -> Monitored:
+        """The device for `owner`, one of the trainer's callbacks: another's that is open, or one of its own.
+
+        Collective. Where none is to be had time is still measured, by `clock_s`, and the note says why energy is not.
         Raises DeviceError for a device asked for by name that cannot be opened.
         """
         job_id = trainer.strategy.broadcast(secrets.token_hex(8))  # ranks of one job may share a GPU, others may not
@@ -46,21 +61,22 @@ class DeviceChoice:
         own = None if job is None else job.device
         if self.device is None and own is not None:
             return Monitored(own)
-        if self.device is None or isinstance(self.device, str):
-            for other in trainer.callbacks:
-                found = getattr(other, "monitored", None)
-                if other is not owner and isinstance(found, Monitored) and not isinstance(found.device, ClockOnly):
-                    return replace(found, owned=False, driven=False, note="")
+        if self.device is not None and not isinstance(self.device, str):
+            return Monitored(self.device)
+        for other in trainer.callbacks:
+            found = getattr(other, "monitored", None)
+            if other is not owner and isinstance(found, Monitored) and not isinstance(found.device, ClockOnly):
+                return replace(found, owned=False, driven=False, note="")
         if isinstance(self.device, str) and self.device not in ("auto", "emulated"):
             return Monitored(self._open_named(self.device, trainer.local_rank, root, job_id), owned=True)
-        if root.type == "cuda" and self.device in (None, "auto"):
+        if root.type == "cuda" and self.device != "emulated":
             try:
                 return Monitored(self._open_named("nvidia", trainer.local_rank, root, job_id), owned=True)
             except (DeviceError, ImportError) as error:
                 if self.device is not None:
                     raise
-                return Monitored(ClockOnly(time.perf_counter), note=f"energy is not measured: {error}")
-        return choose_monitored(self.device, own, root, workload=self.workload, gpu=self.gpu, clock_s=time.perf_counter)
+                return Monitored(ClockOnly(clock_s), note=f"energy is not measured: {error}")
+        return emulated_for(self.device, self.workload, self.gpu, clock_s)
 
     def _open_named(self, name: str, local_rank: int, root: Any, job_id: str) -> Device:
         """Where torch has no CUDA, the GPU of the rank's number among the visible ones."""

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from recurring_trainings import NEEDED, POWER_W, JobTrainer, RecurringJob, job
+from recurring_trainings import NEEDED, POWER_W, JobTrainer, Module, RecurringJob, job
 
 from energy_lightning.callbacks.attributes import change_attribute
 from energy_lightning.callbacks.run_meter import Spent, spent_by_all
+from energy_lightning.callbacks.shared_device import DeviceChoice
 from energy_lightning.measure.testing import ScriptedDevice
 from energy_lightning.recurring import BatchSizeOptimizer, RecurringError, Run, StoreError
+from energy_lightning.workload import Workload
 
 STEP_COST_J = 0.5 * POWER_W + 0.5 * 400.0
 
@@ -47,6 +49,28 @@ def test_batch_size_and_learning_rate_are_set_where_loaders_and_optimizers_look(
         module = trainer.lightning_module
         assert module.lr == pytest.approx(expected[module.batch_size])
         assert module.hparams["batch_size"] == module.batch_size
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_a_callback_that_is_used_again_scales_each_modules_rate_once(fresh: bool, tmp_path: Path) -> None:
+    """0.1 is the rate of batch size 32, whichever run a new module is for; a module that comes again keeps its own."""
+    device = ScriptedDevice()
+    callback, module, sizes = job(tmp_path, device, scaling="linear"), Module(), list[int]()
+    for _ in range(4):
+        trainer = JobTrainer(device, [callback])
+        trainer.lightning_module = Module() if fresh else module
+        trainer.fit()
+        sizes.append(trainer.lightning_module.batch_size)
+        assert trainer.lightning_module.lr == pytest.approx(0.1 * sizes[-1] / 32)
+    assert len(set(sizes)) > 1
+
+
+@pytest.mark.parametrize(("ratio", "expected"), [(0.5, 2), (2.0, 8), (0.1, 1)])
+def test_an_emulated_gpu_gets_as_many_sequences_as_the_batch(ratio: float, expected: int) -> None:
+    shape = Workload.preset("bert_base", microbatch_size=4, sequence_length=128)
+    scaled = DeviceChoice.parse(None, shape, "a100-sxm4-40gb").scaled(ratio).workload
+    assert scaled == shape.with_sizes(microbatch_size=expected)
+    assert DeviceChoice().scaled(ratio) == DeviceChoice()
 
 
 def test_runs_that_get_too_dear_are_stopped_and_the_cheapest_size_is_found(tmp_path: Path) -> None:

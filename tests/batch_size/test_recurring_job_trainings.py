@@ -29,9 +29,12 @@ class Net(pl.LightningModule):
         self.save_hyperparameters({"batch_size": 16, "lr": 0.05})
         self.layer = torch.nn.Linear(4, 1)
         self.seen: set[int] = set()
+        self.sequences: set[int] = set()  # in a microbatch of the emulated GPU's workload
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
         self.seen.add(len(batch))
+        (job,) = [one for one in self.trainer.callbacks if isinstance(one, energy_lightning.RecurringJob)]
+        self.sequences.add(job.monitored.device.workload.microbatch_size)
         return (self.layer(batch) - batch.sum(1, keepdim=True)).square().mean()
 
     def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
@@ -88,7 +91,7 @@ def test_lightning_makes_loaders_and_optimizers_of_what_is_set_and_resumes(tmp_p
     second = recurring(1)
     net = lightning_run(tmp_path / "second", second, epochs=1)
     size = second.batch_size
-    assert net.seen == {size}
+    assert (net.seen, net.sequences) == ({size}, {4 * size // 16})
     assert size in (8, 32)
     assert net.optimizers().param_groups[0]["lr"] == pytest.approx(0.05 * size / 16)
     assert second.verdict == "ended"

@@ -9,12 +9,12 @@ import pytest
 from fake_trainer import WORKLOAD, EnergyMonitor, FakeStrategy, FakeTrainer
 
 from energy_lightning.callbacks.job import gpu_identity
-from energy_lightning.callbacks.monitored import choose_monitored
+from energy_lightning.callbacks.shared_device import DeviceChoice
 from energy_lightning.device import EmulatedDevice
 from energy_lightning.emulation import GPU, emulate_iteration
 from energy_lightning.measure import sum_over_gpus
 from energy_lightning.measure.testing import ScriptedDevice
-from energy_lightning.types import DeviceError, PhasePlan, Plan
+from energy_lightning.types import DeviceError, PhasePlan, Plan, WorkloadError
 
 A100 = GPU.load("a100-sxm4-40gb")
 ITERATION = emulate_iteration(WORKLOAD, A100, Plan.sequential())
@@ -32,7 +32,9 @@ class Scripted(ScriptedDevice):
 
 def plain_trainer(monitor: Any, **options: Any) -> FakeTrainer:
     """Under a strategy that is not ours."""
-    strategy = SimpleNamespace(root_device=SimpleNamespace(type="cpu"), device=None, applied_plan=None)
+    strategy = SimpleNamespace(
+        root_device=SimpleNamespace(type="cpu"), device=None, applied_plan=None, broadcast=lambda value: value
+    )
     return FakeTrainer(strategy, [monitor], **options)
 
 
@@ -274,8 +276,34 @@ def test_gpus_are_the_same_only_with_the_same_uuid() -> None:
 
 
 def choose(given: Any = None, strategy_device: Any = None, workload: Any = None) -> Any:
-    cpu = SimpleNamespace(type="cpu")
-    return choose_monitored(given, strategy_device, cpu, workload=workload, gpu="a100-sxm4-40gb", clock_s=lambda: 0.0)
+    trainer = plain_trainer(EnergyMonitor(), max_steps=1)
+    trainer.local_rank = 0
+    if strategy_device is not None:
+        trainer.strategy = FakeStrategy(Path("unused"))
+        trainer.strategy.device = strategy_device
+    return DeviceChoice.parse(given, workload, "a100-sxm4-40gb").open(trainer, trainer.callbacks[0])
+
+
+def test_ranks_open_their_device_with_what_their_job_has_in_common(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks may have one GPU, which the first would keep from another job."""
+    opened: list[dict[str, Any]] = []
+
+    def open_device(name: str, **options: Any) -> ScriptedDevice:
+        opened.append({"name": name, **options})
+        return ScriptedDevice()
+
+    monkeypatch.setattr("energy_lightning.callbacks.shared_device.open_device", open_device)
+    for rank in range(2):
+        trainer = plain_trainer(EnergyMonitor(device="nvidia"), max_steps=0)
+        trainer.local_rank, trainer.strategy.broadcast = rank, lambda value: "the first rank's"
+        trainer.callbacks[0].on_train_start(trainer, trainer.lightning_module)
+    assert [(one["job"], one["torch_device"]) for one in opened] == [("the first rank's", 0), ("the first rank's", 1)]
+
+
+@pytest.mark.parametrize(("given", "workload"), [(5, None), (None, 5)])
+def test_what_is_no_device_or_workload_is_named(given: Any, workload: Any) -> None:
+    with pytest.raises((DeviceError, WorkloadError), match=r"must be a .*, got 5"):
+        EnergyMonitor(device=given, workload=workload)
 
 
 def test_the_strategys_device_is_shared_not_owned() -> None:
