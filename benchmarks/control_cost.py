@@ -81,6 +81,10 @@ class Job:
     def apply_plan(self, plan: Plan) -> None:
         """Not asked for."""
 
+    def broadcast(self, value: Any) -> Any:
+        """There is one rank."""
+        return value
+
 
 class Module:
     """Takes what is logged and said."""

@@ -32,9 +32,9 @@ class DriftWatch:
 
         `stretch`: the steps, this one the last, whose energy is known now; None: not known (yet).
         """
-        has_left = self._time is not None and self._time.add(time_s, 1)
+        has_left = self._time is not None and self._time.add(time_s)
         if stretch is not None and self._energy is not None:
-            has_left = self._energy.add(stretch.energy_j, stretch.num_steps) or has_left
+            has_left = self._energy.add(*repeat(stretch.energy_j, stretch.num_steps)) or has_left
         if self._said or not has_left:
             return None
         self._said = True
@@ -58,10 +58,10 @@ class _Mean:
         self.ratio: float | None = None
         self.has_left = False
 
-    def add(self, value: float, count: int) -> bool:
-        """Count `count` steps of this value; returns `has_left`."""
+    def add(self, *values: float) -> bool:
+        """Count steps; returns `has_left`."""
         recent = self._recent
-        recent.extend(repeat(value, count))
+        recent.extend(values)
         if len(recent) == self._num_steps:
             self.ratio = sum(recent) / self._num_steps / self._predicted
             self.has_left = abs(self.ratio - 1.0) > self._tolerance

@@ -96,19 +96,20 @@ class FrequencyControllerMixin:
             if self._meter is not None and not self._step_open:
                 self._meter.begin()
                 self._step_open = True
-            if self._following is not None:
-                if not device.can_lock_frequency:
-                    self._lose_clocks()
-                elif self._following.requested_mhz != self._forward_mhz or self._following.fault is not None:
-                    self._request(trainer, self._following, self._forward_mhz)
+            switcher = self._following
+            if switcher is not None and (
+                switcher.requested_mhz != self._forward_mhz or switcher.refused or switcher.fault is not None
+            ):
+                self._request(trainer, switcher, self._forward_mhz)
         except FAILURES as error:
             self._give_up(trainer, fault_line(error))
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         """The backward's clock."""
-        if self._following is not None and self._following.requested_mhz != self._backward_mhz:
+        switcher = self._following
+        if switcher is not None and switcher.requested_mhz != self._backward_mhz:
             try:
-                self._request(trainer, self._following, self._backward_mhz)
+                self._request(trainer, switcher, self._backward_mhz)
             except FAILURES as error:
                 self._give_up(trainer, fault_line(error))
 
@@ -177,19 +178,27 @@ class FrequencyControllerMixin:
         clocks_mhz = {phase.phase: phase.frequency_mhz for phase in reversed(wanted.stages[0])}  # the first wins
         self._forward_mhz, self._backward_mhz = clocks_mhz.get("forward"), clocks_mhz.get("backward")
         self._following = self._switcher
+        self._watch(trainer, job, device)
+        if not device.can_lock_frequency:
+            self._lose_clocks()
+
+    def _watch(self, trainer: Any, job: JobStrategy, device: Device) -> None:
+        """Time steps where the plan predicts what they take."""
         self._stop_watching()
+        assert self.plan is not None, "it has just been adopted"
+        time_s, energy_j = self.plan.time_s, self.plan.energy_j
         num_microbatches = 1 if job.workload is None else job.workload.num_microbatches
-        predicts = wanted.time_s is not None or wanted.energy_j is not None
-        if predicts and trainer.accumulate_grad_batches == num_microbatches:
+        if trainer.accumulate_grad_batches == num_microbatches and not (time_s is None and energy_j is None):
             self._meter = StepMeter(device)
-            self.drift = DriftWatch(
-                wanted.time_s, wanted.energy_j, tolerance=self._tolerance, num_steps=self._drift_steps
-            )
+            self.drift = DriftWatch(time_s, energy_j, tolerance=self._tolerance, num_steps=self._drift_steps)
 
     def _request(self, trainer: Any, switcher: FrequencySwitcher, clock_mhz: int | None) -> None:
-        switcher.request(clock_mhz)
+        if not switcher.refused:
+            switcher.request(clock_mhz)
         if switcher.fault is not None:
             self._give_up(trainer, switcher.fault)
+        elif switcher.refused:
+            self._lose_clocks()
 
     def _lose_clocks(self) -> None:
         """They may not be set (any more): what the plan predicts holds at its clocks only."""

@@ -88,6 +88,8 @@ class FrequencySwitcher:
         call_in_forked_child(self._leave_to_parent)
         self.fault: str | None = None
         """What ended the service, in one line; None while all is well."""
+        self.refused = False
+        """Whether a change was refused: the device has said so, and will refuse the others too."""
         self.num_changes = self.num_skipped = 0
 
     # the training thread's side
@@ -181,7 +183,8 @@ class FrequencySwitcher:
                 device.reset_frequency()
             else:
                 device.lock_frequency(frequency_mhz)
-                if device.requested_frequency_mhz() != frequency_mhz:  # refused; the device has said so
+                if device.requested_frequency_mhz() != frequency_mhz:
+                    self.refused = True
                     return
         except _FAILURES as error:
             self.fault = f"{type(error).__name__}: {error}"

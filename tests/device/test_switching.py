@@ -199,6 +199,7 @@ def test_a_refusal_changes_nothing_and_gives_back_what_was_locked_before(virtual
     wait_for(lambda: not device.can_lock_frequency)
     switcher.close()
     assert switcher.fault is None
+    assert switcher.refused
     assert (switcher.num_changes, device.calls) == (2, [("lock", 900), ("reset", 0)])
 
 
