@@ -16,6 +16,7 @@ import torch
 
 import energy_lightning
 from energy_lightning.device.nvml_emulator import EmulatedBoard, NvmlServer
+from energy_lightning.recurring import BatchSizeOptimizer
 from energy_lightning.workload import Workload
 
 SCRIPT = Path(__file__).with_name("limited_training.py")
@@ -40,7 +41,7 @@ def limits_w(server: NvmlServer) -> list[float]:
 def test_two_processes_agree_and_after_a_kill_the_earlier_limits_are_back(
     tmp_path: Path, server: NvmlServer, quick_python: str
 ) -> None:
-    """Under the other Lightning package, too: only one launch."""
+    """Under the other Lightning package, and as a recurring job, too: only one launch."""
     environment = dict(server.environment()) | {"XDG_STATE_HOME": str(tmp_path / "state"), "OMP_NUM_THREADS": "1"}
     command = [quick_python, str(SCRIPT), str(tmp_path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
@@ -49,6 +50,10 @@ def test_two_processes_agree_and_after_a_kill_the_earlier_limits_are_back(
     assert rows[0] == {**rows[1], "rank": 0}
     assert [limit_w for limit_w, _, _ in rows[0]["profile"]] == [400.0, 300.0, 150.0]
     assert rows[0]["limit_w"] in (400.0, 300.0, 150.0)
+    assert rows[0]["batch_sizes"] == [4]
+    job = BatchSizeOptimizer.of_store(tmp_path / "job.sqlite")  # rank 0 alone wrote to it
+    assert [(run.batch_size, run.state, run.energy_j) for run in job.runs()] == [(4, "running", None)]
+    assert job.cost.max_power_w == 800.0  # two boards of 400 W
     for index in range(2):  # each rank set its own GPU
         calls = [call for call in server.state(index).sets if call.function == "nvmlDeviceSetPowerManagementLimit"]
         asked_w = [call.arguments[-1] / 1e3 for call in calls if call.code == 0]
