@@ -17,8 +17,9 @@ class GuardedControl:
     """Sets one GPU as far as that is permitted, and gives back what it set.
 
     A refusal, by the driver or by the guard (another job has the GPU), is no error: one line says so, what was asked is
-    not recorded as set, and it is not tried again. May be used from several threads: the guard lets no restore in
-    between a record and its change, so a change on its way when `close` is called is given back after it.
+    not recorded as set, it is not tried again, and what was set before is given back. May be used from several threads:
+    the guard lets no restore in between a record and its change, so a change on its way when `close` is called is given
+    back after it.
 
     Args:
         name, uuid: the GPU, for people and for the records.
@@ -136,6 +137,10 @@ class GuardedControl:
                     note(change)
         except DeviceError as error:
             self._fall(error, setting)
+            if not self.can_lock:  # what was set before must not stay for the rest of the run
+                self.unlock()
+            if not self.can_limit:
+                self.reset_limit()
 
     def _fall(self, error: DeviceError, *settings: Setting) -> None:
         """Go on without these settings; a permission that is gone is gone for all."""

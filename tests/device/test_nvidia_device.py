@@ -213,8 +213,9 @@ def test_a_permission_that_is_lost_in_a_run_is_one_line_and_measuring_goes_on(
             device.lock_frequency(900)
         assert device.set_power_limit(200.0) == 400.0
         assert (device.mode, device.can_lock_frequency, device.can_set_power_limit) == ("measure-only", False, False)
-        assert device.requested_frequency_mhz() == 1200  # what is really locked
-        assert m.calls() == [LOCK, LOCK]
+        assert device.requested_frequency_mhz() is None
+        assert m.settings() == (None, 400.0)  # not 1200 MHz for the rest of the run
+        assert m.calls() == [LOCK, LOCK, UNLOCK]
         (line,) = warnings_of(caplog)
         assert "SYS_ADMIN" in line
         assert "Training goes on" in line
