@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pynvml
 import pytest
 import torch
 from gpu_cases import EMULATED, NEEDS_GPU, REAL, REAL_GPU, may_set_clocks, opened, work_for
@@ -41,6 +42,13 @@ def until(holds: Callable[[], bool], limit_s: float) -> bool:
             return True
         time.sleep(0.01)
     return False
+
+
+def test_a_clock_range_with_swapped_ends_is_refused_as_the_look_for_permission_counts_on(gpu: NvidiaDevice) -> None:
+    handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+    highest_mhz = pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)
+    with pytest.raises((pynvml.NVMLError_InvalidArgument, pynvml.NVMLError_NoPermission)):
+        pynvml.nvmlDeviceSetGpuLockedClocks(handle, highest_mhz, highest_mhz - 1)
 
 
 def test_it_tells_what_every_device_must(gpu: NvidiaDevice, kind: str) -> None:
