@@ -194,6 +194,10 @@ class PowerPlanner:
             fault = f"the GPU is still warming up ({window.warmed_c:+.1f} C within the window)"  # leaks less while cool
         if fault is not None:
             gone = self.sweep.reject(fault)
+            silent = next((rank for rank, row in enumerate(rows) if math.isnan(row.limit_w)), None)
+            if gone and silent is not None:
+                line = f"rank {silent} does not tell its power limit any more, none is tried, training goes on: {fault}"
+                return Order(action="stop", line=line, profile=tuple(self.sweep.profile))
             return self._next(f"{asked_w:g} W {'is left out' if gone else 'is measured again'}: {fault}")
         line = ""
         try:
