@@ -11,13 +11,15 @@ import numpy as np
 from energy_lightning.app.folder import COMPLETED
 from energy_lightning.app.hydra_jobs import checked_arguments, exit_code, run_hydra
 from energy_lightning.app.predict_job import Job, run_job
-from energy_lightning.app.predict_model import TRAINING, EnergyModel, accuracy_of, fitted_model
+from energy_lightning.app.predict_model import FORMULA, TRAINING, EnergyModel, accuracy_of, fitted_model
 from energy_lightning.app.predict_table import energy_of, read_table
 from energy_lightning.report.prediction_pictures import draw_predicted, draw_terms
 
 CONFIG_NAME = "fit"
 MODEL_FILE = "model.yaml"
 _MOST_BARS = 30
+MOST_ROWS = 20_000  # a dozen constants are known from far fewer; files and pictures stay readable
+MOST_SEARCHED = 2_000  # by a formula search, whose time grows with them
 
 
 def fit(arguments: Sequence[str]) -> int:
@@ -35,6 +37,11 @@ def _fit(job: Job) -> None:
     table = read_table(values["csv"], values["columns"])
     energy_j = energy_of(table, values["energy_column"], values["energy_unit"])
     emulated = bool(values["emulated"] or ("emulated" in table and table["emulated"].astype(str).eq("True").any()))
+    most = MOST_SEARCHED if values["method"] == FORMULA else MOST_ROWS
+    if (total := len(table)) > most:
+        chosen = np.sort(np.random.default_rng(0).choice(total, most, replace=False))
+        table, energy_j = table.iloc[chosen].reset_index(drop=True), energy_j[chosen]
+        job.say(f"note: {most} of {total} rows, drawn at random, are enough: the others are left out")
     with job.telling_warnings() as warned:
         model = fitted_model(values["kind"], table, energy_j, values, emulated=emulated)
     name = f"{values['kind']}, {Path(values['csv']).name}"

@@ -26,6 +26,8 @@ def predict_inference(job: Job) -> None:
     table = read_table(values["csv"], values["columns"]).reset_index(drop=True)
     model = EnergyModel.load(values["model_file"], INFERENCE)
     latency = values["latency_column"]
+    if latency is not None and latency not in table.columns:
+        raise ConfigError(f"no column latency_column={latency}; {values['csv']} has {', '.join(table.columns)}")
     level = values["level"]
     if isinstance(level, bool) or not isinstance(level, (int, float)) or not 0.0 < level < 1.0:
         raise ConfigError(f"level must be a probability between 0 and 1, got {level!r}")

@@ -202,6 +202,8 @@ class EnergyModel:
             raise ConfigError(f"no model file {file}; write one with `energy-lightning fit kind={kind} csv=FILE`")
         try:
             content = yaml.safe_load(file.read_text(encoding="utf-8"))
+            if not isinstance(content, dict):
+                raise TypeError("it holds no settings")
             found, settings, emulated = content["kind"], dict(content["settings"]), bool(content["emulated"])
             version, search = content.get("version", 1), content.get("found")
             if not isinstance(version, int) or version > _VERSION:

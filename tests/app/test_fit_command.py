@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from served_tables import command, served
 
+from energy_lightning.app import fit
 from energy_lightning.app.predict_model import EnergyModel
 from energy_lightning.types import EnergyLightningError
 
@@ -102,3 +103,16 @@ def test_other_files_are_no_models(tmp_path: Path, text: str, message: str) -> N
     (tmp_path / "m.yaml").write_text(text)
     with pytest.raises(EnergyLightningError, match=re.escape(message)):
         EnergyModel.load(tmp_path / "m.yaml", "inference")
+
+
+def test_of_very_many_rows_some_are_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fit, "MOST_ROWS", 30)
+    served().to_csv(tmp_path / "t.csv", index=False)
+    assert command("fit", "kind=inference", f"csv={tmp_path}/t.csv", f"output_dir={tmp_path}/out") == 0
+    assert "note: 30 of 40 rows, drawn at random, are enough" in capsys.readouterr().out
+    table = EnergyModel.load(tmp_path / "out" / "model.yaml", "inference").table
+    assert len(table) == 30
+    known = {tuple(row) for row in served()[list(table)].itertuples(index=False)}
+    assert known.issuperset(map(tuple, table.itertuples(index=False)))

@@ -107,6 +107,8 @@ def test_splits_that_cannot_be_are_left_out_with_the_reason(tmp_path: Path, caps
         (["preset=bert_base", "tokens=1e7", "price_per_kwh=-1"], "price_per_kwh must be a finite number >= 0"),
         (["preset=bert_base", "tokens=1e7", "level=90"], "level must be a probability between 0 and 1, got 90"),
         (["preset=bert_base", "tokens=1e7", "model_file=none.yaml"], "no model file none.yaml"),
+        (["preset=bert_base", "tokens=1e7", "strategies=[]"], "no strategy is possible: nothing in strategies=[]"),
+        (["preset=bert_base", "tokens=1e7", "strategies=tp", "num_gpus=1"], "nothing in strategies=tp with num_gpus=1"),
         (["preset=llama3.3_70b", "tokens=1e7", "num_gpus=2"], "no strategy is possible: single on 1 GPU"),
         (["preset=bert_base", "tokens=1e7", "device.gpu=a100"], "unknown GPU 'a100'"),
     ],
