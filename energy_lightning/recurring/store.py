@@ -54,7 +54,9 @@ class RunStore:
         with self.changing() if create else self.reading() as connection:
             verdict = connection.execute("PRAGMA quick_check").fetchone()[0]
             if verdict != "ok":
-                raise StoreError(f"{self.path} is damaged ({verdict}); it was left as it is. Give another path")
+                raise StoreError(
+                    f"{self.path} is damaged ({' '.join(verdict.split())}); it was left as it is. Give another path"
+                )
 
     @contextmanager
     def changing(self) -> Iterator[sqlite3.Connection]:
@@ -83,16 +85,25 @@ class RunStore:
                     connection.rollback()
                     raise
                 connection.commit()
-        except sqlite3.Error as error:
-            if getattr(error, "sqlite_errorname", "") == "SQLITE_BUSY":
-                raise StoreError(
-                    f"{self.path} is held by another process for more than {WAIT_S:g} s; nothing was changed. Try "
-                    "again, or end the process that holds it"
-                ) from error
-            raise StoreError(
-                f"{self.path} is no store of a recurring job, is damaged or cannot be written ({error}); it was left "
-                "as it is. Give another path, or repair or move the file"
-            ) from error
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter: a damaged schema in SQLite's own message
+            raise self._explained(error) from error
+
+    def _explained(self, error: Exception) -> StoreError:
+        code = getattr(error, "sqlite_errorname", "")
+        if code.startswith("SQLITE_BUSY"):
+            return StoreError(
+                f"{self.path} is held by another process for more than {WAIT_S:g} s; nothing was changed. Try again, "
+                "or end the process that holds it"
+            )
+        if code.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_PERM")):
+            return StoreError(
+                f"{self.path} cannot be written ({error}); nothing was changed. Give a store in a folder in which this "
+                "user may write and that has space left"
+            )
+        return StoreError(
+            f"{self.path} is no store of a recurring job or is damaged ({error}); it was left as it is. Give another "
+            "path, or repair or move the file"
+        )
 
     def _version(self, connection: sqlite3.Connection) -> int:
         """0: an empty file. StoreError where it is not ours."""

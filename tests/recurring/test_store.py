@@ -260,6 +260,12 @@ def damaged_database(path: Path) -> None:
     path.write_bytes(content)
 
 
+def damaged_schema(path: Path) -> None:
+    """SQLite's message about it is no text then."""
+    optimizer(path)
+    path.write_bytes(path.read_bytes().replace(b"CREATE TABLE runs", b"CREATE \xf5\xf5BLE runs"))
+
+
 def newer_version(path: Path) -> None:
     optimizer(path)
     with sqlite3.connect(path) as connection:
@@ -272,16 +278,18 @@ def newer_version(path: Path) -> None:
         lambda path: path.write_text("batch_size,cost\n8,1.0\n" * 100),
         foreign_database,
         damaged_database,
+        damaged_schema,
         newer_version,
     ],
-    ids=["text", "another program", "damaged", "another version"],
+    ids=["text", "another program", "damaged", "damaged schema", "another version"],
 )
 def test_a_store_that_is_not_ours_is_refused_and_left_as_it_is(make: object, tmp_path: Path) -> None:
     path = tmp_path / "job.sqlite"
     make(path)  # type: ignore[operator]
     before = path.read_bytes()
-    with pytest.raises(StoreError, match="left as it is"):
-        optimizer(path)
+    for use in (optimizer, BatchSizeOptimizer.of_store):
+        with pytest.raises(StoreError, match=r"^[^\n]*left as it is[^\n]*$"):
+            use(path)
     assert path.read_bytes() == before
 
 
@@ -290,3 +298,10 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
         optimizer(tmp_path / "none" / "job.sqlite")
     with pytest.raises(StoreError, match="folder that exists"):
         optimizer(tmp_path)
+
+
+def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "job.sqlite"
+    path.symlink_to(tmp_path / "none" / "job.sqlite")
+    with pytest.raises(StoreError, match=r"job.sqlite cannot be written \(unable to open .* this user may write"):
+        optimizer(path)
