@@ -113,11 +113,15 @@ class Regression(LightningModule):
 
 
 class Limits(PowerLimitOptimizer):
-    """Says when a limit is in force."""
+    """Says when the limit is in force."""
 
-    def _set(self, limit_w: float) -> None:
-        super()._set(limit_w)
-        say("READY", os.environ["RANK"], os.getpid())
+    has_said = False
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+        if not self.has_said and self.monitored.device.power_limit_w == LIMIT_W:
+            self.has_said = True
+            say("READY", os.environ["RANK"], os.getpid())
 
 
 def train(order: dict[str, Any], rank: int) -> None:
