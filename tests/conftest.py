@@ -23,6 +23,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Several workers take files in the order below; by themselves they would leave those of few tests to the end."""
+    if config.pluginmanager.hasplugin("xdist"):
+        config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long come first: one at the end would leave the other workers idle."""
+    long = {item.path for item in items if any(map(item.get_closest_marker, ("slow", "distributed")))}
+    items.sort(key=lambda item: item.path not in long)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     """Several test processes share few cores; results must not depend on how reductions are split."""
