@@ -8,7 +8,8 @@ changes the clock before every forward and every backward.
 Wall time inside the hooks is added up per step. Between the hooks a phase takes --phase-s, by --work: "waiting" sleeps,
 so that the hooks find a processor that has just woken up; "launching" issues small torch operations one after another,
 as the host of a training does while its GPU is busy; "computing" stays in Python without ever letting go of the
-interpreter, so that the time of a whole step shows what the switcher's thread takes away. Variants:
+interpreter, so that the time of a whole step shows what the switcher's thread takes away. --pause-s passes between two
+steps, as where data comes late. Variants:
 
 - empty hooks: two callbacks that do nothing; what calling and timing them takes, contained in all the others
 - measuring only: the callbacks, with a plan that leaves the clock alone
@@ -137,16 +138,23 @@ class Hooks:
         return self.spent_s, time.perf_counter() - start_s
 
 
-def run_steps(device: Any, plan: Plan, num_steps: int, phase: Callable[[], object]) -> list[tuple[float, float]]:
+def run_steps(
+    device: Any, plan: Plan, num_steps: int, phase: Callable[[], object], pause_s: float
+) -> list[tuple[float, float]]:
     """(time in hooks, time) in s of each step; the first ten are left out: they start the thread and the watchdog."""
     monitor = CALLBACKS["EnergyMonitor"]()
     controller = CALLBACKS["FrequencyController"](min_dwell_s=0.0, drift_tolerance=math.inf)  # watched, never told
     hooks = Hooks(Job(device, plan, Path()), [monitor, controller])
     hooks.call("on_train_start")
-    steps_s = [hooks.step(phase) for _ in range(10)]
+    for _ in range(10):
+        hooks.step(phase)
     time.sleep(1.0)  # the watchdog has started
     num_before = controller.num_switches
-    steps_s = [hooks.step(phase) for _ in range(num_steps)]
+    steps_s = []
+    for _ in range(num_steps):
+        steps_s.append(hooks.step(phase))
+        if pause_s:
+            time.sleep(pause_s)
     num_wanted = 0 if plan.forward.frequency_mhz is None else 2 * num_steps
     num_made = controller.num_switches - num_before
     hooks.call("on_train_end")
@@ -208,12 +216,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--phase-s", type=float, default=0.02, help="time of a forward, and of a backward")
+    parser.add_argument("--pause-s", type=float, default=0.0, help="time between two steps")
     parser.add_argument("--work", choices=WORK, default="waiting", help="what a phase does")
     arguments = parser.parse_args()
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
     print(f"commit {commit.stdout.strip()}; {machine}; load {os.getloadavg()[0]:.1f}")
-    print(f"EMULATED NVML; {arguments.steps} steps of 2 x {arguments.phase_s:g} s, {arguments.work}; ms a step\n")
+    times = f"2 x {arguments.phase_s:g} s, {arguments.pause_s:g} s between two"
+    print(f"EMULATED NVML; {arguments.steps} steps of {times}, {arguments.work}; ms a step\n")
     print("| NVML | Variant | In hooks, median | 95th percentile | Highest | Limit (median) | Whole step, median |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
     seconds = float(arguments.phase_s)
@@ -229,7 +239,7 @@ def main() -> None:
         for variant, (kind, plan) in variants.items():
             with tempfile.TemporaryDirectory() as folder, serving():
                 device = kind(0, guard=HardwareGuard(Path(folder)))
-                steps_s = run_steps(device, plan, arguments.steps, phase)
+                steps_s = run_steps(device, plan, arguments.steps, phase, arguments.pause_s)
                 device.close()
                 device.guard.close()
             print(

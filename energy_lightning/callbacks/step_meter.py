@@ -1,9 +1,11 @@
 """StepMeter: time of every step, energy of stretches of steps that are long enough for the counter.
 
     step | step | step | step |pause| step | step ...
-    [------- stretch -------]        [ stretch ...      one reading where a stretch ends, one more after a pause
+    [------- stretch -------]        [ stretch ...      one reading where a stretch ends, one more after a pause there
 
 A counter that moves every 0.1 s says nothing of a step of 50 ms, and twenty such readings still scatter by a fifth.
+Steps that all wait for their data cost no reading each: pauses within a stretch are added up, and make it void where
+they are too long together.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from energy_lightning.measure.meter import SAMPLE_INTERVAL_S
 
 REFRESHES_PER_WINDOW = 10
 UNREAD_PAUSE = 0.02
-"""A pause between two steps that is shorter than this share of a step is counted in: it is not worth a reading."""
+"""Pauses between steps up to this share of the time are counted in."""
 
 
 def window_s_of(device: Device) -> float:
@@ -30,7 +32,7 @@ class Stretch:
     """Steps that were read together.
 
     Attributes:
-        energy_j: mean energy of one of them.
+        energy_j: mean energy of one of them, short pauses included.
         num_steps: how many they were.
     """
 
@@ -45,14 +47,18 @@ class StepMeter:
         self._now_s, self._meter, self._window_s = device.now_s, EnergyMeter(device), window_s_of(device)
         self._began_s = self._ended_s = 0.0
         self._num_steps, self._dropped = 0, True  # of the stretch under way, and whether none is
+        self._paused_s = 0.0  # within it
         self._long_enough_s = 0.0  # when it will be
 
     def begin(self) -> None:
         """A step begins."""
         began_s = self._now_s()
-        if self._dropped or began_s - self._ended_s > UNREAD_PAUSE * (self._ended_s - self._began_s):
+        paused_s = began_s - self._ended_s
+        if self._dropped or (self._num_steps == 0 and paused_s > UNREAD_PAUSE * (self._ended_s - self._began_s)):
             self._meter.start()
             self._begin_stretch()
+        else:
+            self._paused_s += paused_s
         self._began_s = began_s
 
     def end(self) -> tuple[float, Stretch | None]:
@@ -62,13 +68,15 @@ class StepMeter:
         return ended_s - self._began_s, None if ended_s < self._long_enough_s else self._end_stretch()
 
     def _begin_stretch(self) -> None:
-        self._num_steps, self._dropped = 0, False
+        self._num_steps, self._paused_s, self._dropped = 0, 0.0, False
         self._long_enough_s = self._meter.open_since_s + self._window_s
 
     def _end_stretch(self) -> Stretch | None:
-        energy_j, num_steps = self._meter.lap().energy_j, self._num_steps
+        reading, num_steps, paused_s = self._meter.lap(), self._num_steps, self._paused_s
         self._begin_stretch()
-        return None if energy_j is None else Stretch(energy_j / num_steps, num_steps)
+        if reading.energy_j is None or paused_s > UNREAD_PAUSE * reading.time_s:
+            return None
+        return Stretch(reading.energy_j / num_steps, num_steps)
 
     def drop(self) -> None:
         """The stretch under way holds a step that is not like the others: the next step begins a new one."""

@@ -67,10 +67,11 @@ def test_a_step_between_readings_takes_few_calls_and_asks_nothing_of_the_driver(
     tmp_path: Path, plan: Plan, most: int
 ) -> None:
     trainer = trainer_of(tmp_path, Board(refresh_s=1000.0), plan)
+    device, calls = trainer.strategy.device, Counter[str]()
     trainer.call("on_train_start")
     for _ in range(3):
         trainer.batch(0, steps=True)
-    device, calls = trainer.strategy.device, Counter[str]()
+        device.work(0.5)  # data that comes late
     calls += calls_of(trainer, "on_train_batch_start", None, 0)
     device.work(0.5)
     calls += calls_of(trainer, "on_before_backward", None)
@@ -81,6 +82,22 @@ def test_a_step_between_readings_takes_few_calls_and_asks_nothing_of_the_driver(
     readings = {"energy_j", "power_w", "temperature_c", "frequency_mhz", "synchronize", "lock_frequency", "log_dict"}
     assert not readings & calls.keys()
     assert 4 <= calls.total() <= most, calls
+
+
+@pytest.mark.parametrize(("pause_s", "seen"), [(0.0, True), (0.01, True), (0.1, False)])
+def test_energy_of_steps_that_wait_for_their_data_is_not_held_against_the_plan(
+    tmp_path: Path, pause_s: float, seen: bool
+) -> None:
+    trainer = trainer_of(tmp_path, Board(power_w=lambda _: 200.0, refresh_s=1.0), TWO_CLOCKS)
+    trainer.call("on_train_start")
+    for _ in range(60):
+        trainer.batch(0, steps=True)
+        trainer.strategy.device.work(pause_s)
+    trainer.call("teardown", "fit")
+    ratios = trainer.callbacks[-1].drift.ratios
+    assert ratios["time"] == pytest.approx(1.0)
+    assert ("energy" in ratios) == seen
+    assert ratios.get("energy", 0.88) == pytest.approx(0.88, rel=0.1)  # 220 of 250 J
 
 
 def test_a_plan_found_while_training_is_timed_from_whole_steps(tmp_path: Path) -> None:
