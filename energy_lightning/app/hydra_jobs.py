@@ -31,13 +31,24 @@ def checked_arguments(arguments: Sequence[str], config_name: str = CONFIG_NAME) 
             be written to.
     """
     folder = conf_dir()
-    expanded = expand_shorthand(arguments, group_options([folder]))
+    expanded = expand_shorthand(_jobs_in_output_dir(arguments), group_options([folder]))
     overrides, user_folder = split_flags(expanded)
     check_overrides(overrides, [folder, *([user_folder] if user_folder else [])], config_name)
     if not any(argument.split("=")[0] in _SHOWING_FLAGS for argument in expanded):
         _check_writable(overrides)
     # Hydra's parser takes overrides on one side of its flags only.
     return [*(argument for argument in expanded if argument not in overrides), *overrides]
+
+
+def _jobs_in_output_dir(arguments: Sequence[str]) -> list[str]:
+    """`--multirun output_dir=FOLDER` puts each job's folder into FOLDER; Hydra alone would leave FOLDER unused."""
+    if not {"-m", "--multirun"} & set(arguments):
+        return list(arguments)
+    single = [each.startswith("output_dir=") and "," not in each for each in arguments]
+    return [
+        f"hydra.sweep.dir={each.removeprefix('output_dir=')}" if is_folder else each
+        for each, is_folder in zip(arguments, single, strict=True)
+    ]
 
 
 def _check_writable(overrides: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from energy_lightning.app.folder import COMPLETED, RUNNING, RunFolder, recorded
 from energy_lightning.app.settings import check_missing
-from energy_lightning.predict import PredictionWarning
+from energy_lightning.predict import PredictionWarning, UnitWarning
 
 _LOG_S = 60.0  # between two lines of progress
 WIDTH = 110  # of tables that do not go to a terminal
@@ -36,6 +36,8 @@ class Job:
         from omegaconf import OmegaConf
 
         check_missing(config)
+        if "output_dir" in config:
+            config.output_dir = str(path)  # where several jobs are run, each has its own
         self.told: set[str] = set()
         values: Any = OmegaConf.to_container(config, resolve=True)
         self.values: dict[str, Any] = values
@@ -62,8 +64,11 @@ class Job:
             yield status.update
 
     @contextmanager
-    def telling_warnings(self) -> Iterator[list[str]]:
-        """Print the predictors' warnings as lines that start with `warning:`, each once; their texts are given."""
+    def telling_warnings(self, *, units_known: bool = False) -> Iterator[list[str]]:
+        """Print the predictors' warnings as lines that start with `warning:`, each once; their texts are given.
+
+        `units_known`: the energies are this program's own, in joules, however small the model; not of doubtful units.
+        """
         texts: list[str] = []
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -72,6 +77,8 @@ class Job:
             text = str(warning.message)
             if not issubclass(warning.category, PredictionWarning):
                 warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+            elif units_known and issubclass(warning.category, UnitWarning):
+                self.told.add(text)
             elif text not in texts:
                 texts.append(text)
                 self.told.add(text)

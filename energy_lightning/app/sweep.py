@@ -91,7 +91,7 @@ def _sweep(job: Job) -> None:
     known = table.dropna(axis="columns") if machine is not None else table
     if "speedup" in table and "speedup" not in known:
         job.say("note: some speed-ups are unknown, as their run on one GPU failed: the law is fitted without any")
-    with job.telling_warnings() as warned:
+    with job.telling_warnings(units_known=True) as warned:
         model = fitted_model(TRAINING, known, table["energy_j"].to_numpy(), _LAW, emulated=emulated)
     files, accuracy = write_fit(job, model, f"sweep on {name}")
     effects, r2 = effects_of(table, table["energy_j"], FACTORS)

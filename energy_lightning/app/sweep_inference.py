@@ -74,7 +74,7 @@ def _sweep(job: Job) -> None:
     table = pandas.DataFrame(rows)
     table.to_csv(folder / "runs.csv", index=False)
     settings = {"form": "additive", "method": "robust", "seed": values["seed"]}
-    with job.telling_warnings() as warned:
+    with job.telling_warnings(units_known=True) as warned:
         fitted = fitted_model(INFERENCE, table, table["energy_j"].to_numpy(), settings, emulated=emulated)
     files, accuracy = write_fit(job, fitted, f"{model.name} on {name}")
     job.complete(

@@ -5,16 +5,20 @@ from __future__ import annotations
 import io
 import os
 import signal
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from energy_lightning.app import sweep_worker
-from energy_lightning.app.predict_job import _Sparing, terminated_as_interrupted
+from energy_lightning.app.hydra_jobs import checked_arguments
+from energy_lightning.app.predict_job import Job, _Sparing, terminated_as_interrupted
 from energy_lightning.app.sweep import say_how_it_went
 from energy_lightning.app.sweep_runs import RunFile, alone_with, collect
+from energy_lightning.predict import FallbackWarning, UnitWarning
 from energy_lightning.types import ConfigError
 
 RUNS = {"a": {"batch_size": 1}, "b": {"batch_size": 2}}
@@ -89,3 +93,27 @@ def test_restless_runs_and_known_failures_are_told() -> None:
     said.clear()
     say_how_it_went(job, "A40", [{"energy_j": 1.0}], [], 1, emulated=True)
     assert said == ["1 runs on A40 (EMULATED): 1 known before, 0 failed"]
+
+
+def test_a_sweeps_own_joules_are_not_doubted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = Job(OmegaConf.create({}), tmp_path)
+    for known in (False, True):
+        with job.telling_warnings(units_known=known) as told:
+            warnings.warn("these may be mJ", UnitWarning, stacklevel=1)
+            warnings.warn("the mean is predicted", FallbackWarning, stacklevel=1)
+        assert told == ([] if known else ["these may be mJ"]) + ["the mean is predicted"]
+        assert ("mJ" in capsys.readouterr().out) != known
+    assert "these may be mJ" in job.told  # nor shown as a note of the fit
+
+
+def test_several_jobs_share_the_output_dir(tmp_path: Path) -> None:
+    arguments = ["device.gpu=a40,v100", f"output_dir={tmp_path}/all"]
+    assert checked_arguments(arguments, "sweep") == arguments
+    for flag in ("-m", "--multirun"):
+        assert checked_arguments([flag, *arguments], "sweep") == [
+            flag,
+            "device.gpu=a40,v100",
+            f"hydra.sweep.dir={tmp_path}/all",
+        ]
+    job = Job(OmegaConf.create({"output_dir": "all"}), tmp_path / "0")
+    assert OmegaConf.load(job.folder.config) == {"output_dir": str(tmp_path / "0")}
