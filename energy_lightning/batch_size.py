@@ -283,8 +283,8 @@ class RecurringJobMixin:
         self._active = False
         if self._meter is not None:
             self._meter.close()
-        if self.monitored is not None and self.monitored.owned:
-            self.monitored.device.close()
+        if self.monitored is not None:
+            self.monitored.close()
         self.monitored = None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,8 +29,6 @@ from energy_lightning.recurring import PowerLimitSample, RecurringError
 from energy_lightning.recurring.errors import whole
 from energy_lightning.types import MeasurementError
 from energy_lightning.workload import Workload
-
-_log = logging.getLogger(__name__)
 
 
 class PowerLimitOptimizerMixin:
@@ -196,7 +193,7 @@ class PowerLimitOptimizerMixin:
 
     def _open(self, trainer: Any) -> None:
         self.monitored = self._choice.open(trainer, self)
-        before_sigterm(self.monitored.device.close if self.monitored.owned else self._restore)
+        before_sigterm(self.monitored.close if self.monitored.owned else self._restore)
         if self.monitored.note:
             say(trainer, self.monitored.note)
 
@@ -298,9 +295,8 @@ class PowerLimitOptimizerMixin:
     def _close(self) -> None:
         """Idempotent."""
         self._give_back()
-        if self.monitored is not None and self.monitored.owned:
-            with degrading(lambda line: _log.warning(f"energy_lightning: {self._device.name} was not closed: {line}")):
-                self._device.close()
+        if self.monitored is not None:
+            self.monitored.close()
         self.monitored = None
 
 

@@ -274,7 +274,7 @@ class EnergyMonitorMixin:
         self._started = False
         self._close_meter()
         if self._monitored is not None and self._monitored.owned:
-            self._monitored.device.close()
+            self._monitored.close()
             self._monitored = None
 
     def _close_meter(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from energy_lightning.callbacks.job import FAILURES, log
 from energy_lightning.device import EmulatedDevice, open_device
 from energy_lightning.device.modes import describe_mode
 from energy_lightning.types import DeviceError, DeviceMode, EnergySource, Plan
@@ -60,6 +61,15 @@ class Monitored:
     def mode_line(self) -> str:
         """What a real GPU permits, in one line; "" where there is none (an emulated one permits everything)."""
         return "" if isinstance(self.device, ClockOnly) or self.device.virtual_clock else describe_mode(self.device)
+
+    def close(self) -> None:
+        """Close the device if it was opened here. Never raises: the error that ends a training is to be seen."""
+        if not self.owned:
+            return
+        try:
+            self.device.close()
+        except FAILURES as error:
+            log.warning(f"energy_lightning: {self.device.name} could not be closed ({type(error).__name__}: {error})")
 
     def account_batch(self) -> None:
         """One microbatch has run."""

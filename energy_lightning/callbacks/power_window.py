@@ -165,13 +165,14 @@ def reduce_rows(rows: Sequence[WindowRow], *, asked_w: float) -> JobWindow:
         if 0.0 < row.time_s < row.needed_s:
             missing = max(missing, math.ceil(num_steps * (row.needed_s / row.time_s - 1.0)))
     time_s, energy_j = max(row.time_s for row in rows), sum_over_gpus((row.gpu, row.energy_j) for row in rows)
-    if not faults and not (num_steps > 0 and time_s > 0.0 and energy_j > 0.0):
-        faults.append(f"{num_steps} steps took {time_s:g} s and {energy_j:g} J")
+    limit_w = max(row.limit_w for row in rows)
+    if not faults and not (num_steps > 0 and all(0.0 < value < math.inf for value in (time_s, energy_j, limit_w))):
+        faults.append(f"{num_steps} steps took {time_s:g} s and {energy_j:g} J under {limit_w:g} W")
     temperatures = [row.temperature_c for row in rows if row.temperature_c is not None]
     return JobWindow(
         time_s=time_s / max(1, num_steps),
         energy_j=energy_j / max(1, num_steps),
-        limit_w=max(row.limit_w for row in rows),
+        limit_w=limit_w,
         temperature_c=max(temperatures, default=None),
         warmed_c=max((row.warmed_c for row in rows if row.warmed_c is not None), default=0.0),
         fault="; ".join(faults) or None,

@@ -9,6 +9,7 @@ import pytest
 from fake_trainer import WORKLOAD, EnergyMonitor, FakeStrategy, FakeTrainer
 
 from energy_lightning.callbacks.job import gpu_identity
+from energy_lightning.callbacks.monitored import Monitored
 from energy_lightning.callbacks.shared_device import DeviceChoice
 from energy_lightning.device import EmulatedDevice
 from energy_lightning.emulation import GPU, emulate_iteration
@@ -328,3 +329,14 @@ def test_an_emulated_device_of_our_own_is_driven_by_us() -> None:
 def test_a_device_asked_for_by_name_that_cannot_be_had_is_an_error(name: str, named: str) -> None:
     with pytest.raises(DeviceError, match=named):
         choose(name)
+
+
+def test_a_device_that_cannot_be_closed_hides_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    class Stuck(ScriptedDevice):
+        def close(self) -> None:
+            raise DeviceError("the driver is gone")
+
+    Monitored(Stuck()).close()  # another's: not ours to close
+    assert not caplog.records
+    Monitored(Stuck(), owned=True).close()
+    assert "scripted GPU could not be closed (DeviceError: the driver is gone)" in caplog.text

@@ -93,6 +93,8 @@ def test_faults_of_any_rank_void_the_window() -> None:
     rows = [ROW, replace(ROW, gpu=2.0, fault="the counter fell")]
     assert reduce_rows(rows, asked_w=200.0).fault == "rank 1: the counter fell"
     assert "0 J" in str(reduce_rows([replace(ROW, energy_j=0.0)], asked_w=200.0).fault)
+    assert "inf J" in str(reduce_rows([replace(ROW, energy_j=float("inf"))], asked_w=200.0).fault)
+    assert "under 0 W" in str(reduce_rows([replace(ROW, set_w=0.0, limit_w=0.0)], asked_w=200.0).fault)
 
 
 def test_a_slow_counter_asks_for_more_steps() -> None:
