@@ -140,11 +140,11 @@ class Doctor:
     def _places(self, uuids: Mapping[int, str], faults: list[str]) -> dict[int, int]:
         """NVML index -> number under which CUDA shows the GPU."""
         value = self.host.environment.get("CUDA_VISIBLE_DEVICES")
-        indices = list(uuids)
+        all_uuids = [uuids.get(index, "") for index in range(max(uuids, default=-1) + 1)]  # "": it does not answer
         if value is not None and value.strip().startswith("MIG-"):  # one slice, which is cuda:0
             return self._place_of_slice(value, uuids)
         try:
-            return {indices[found]: place for place, found in enumerate(visible_gpus(value, list(uuids.values())))}
+            return {found: place for place, found in enumerate(visible_gpus(value, all_uuids))}
         except DeviceError as error:
             faults.append(str(error))
             return {}

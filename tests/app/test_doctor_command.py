@@ -172,6 +172,16 @@ def test_several_gpus_with_one_hidden(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "hidden by CUDA_VISIBLE_DEVICES" in shown(found, capsys)
 
 
+@pytest.mark.parametrize(("visible", "place"), [("1", 0), (SECOND, 0), (None, 1)])
+def test_a_gpu_that_is_lost_does_not_renumber_the_others(tmp_path: Path, visible: str | None, place: int) -> None:
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    with machine([board(), board(SECOND)], tmp_path, environment=environment) as (examiner, nvml):
+        nvml.lose(0)
+        found = examiner.examine()
+    assert [(gpu.uuid, gpu.visible_as) for gpu in found.gpus] == [(SECOND, place)]
+    assert found.faults == ("GPU 0: GPU is lost",)
+
+
 def test_an_impossible_visible_devices_is_a_line(tmp_path: Path) -> None:
     found = examined(tmp_path, board(), torch=torch_with(0), environment={"CUDA_VISIBLE_DEVICES": "GPU-zzz"})
     assert any("GPU-zzz" in fault for fault in found.faults)
