@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from energy_lightning.predict.columns import Floats
-from energy_lightning.predict.linear import Shrunk, shrunk, with_products
+from energy_lightning.predict.linear import Shrunk, bounded, shrunk, with_products
 from energy_lightning.predict.proxies import Runs
 
 CorrectionKind = Literal["auto", "none", "linear", "quadratic"]
@@ -71,7 +71,7 @@ class Correction:
         n, num_groups = len(left), int(group.max()) + 1
         if kind == "none" or (kind == "auto" and n < FEWEST_FOR_LINEAR):
             return None
-        standardised = Standardised.fit(_features(runs))
+        standardised, left = Standardised.fit(_features(runs)), bounded(left)
         found = None
         for quadratic in (False, True):
             if (kind == "linear" and quadratic) or (kind == "auto" and quadratic and n < FEWEST_FOR_QUADRATIC):

@@ -215,6 +215,12 @@ class FineTuningEnergy(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[
     def _laws_of(self, table: Any, num_rows: int) -> list[tuple[FittedLaw, np.ndarray]]:
         if set(self.laws_) == {_ANY}:
             return [(self.laws_[_ANY], np.arange(num_rows))]
+        if _gpu_column(table) is None:
+            if len(self.laws_) > 1:
+                raise PredictionError(
+                    f"the law knows several GPU models, {', '.join(self.laws_)}: add a column gpu_model"
+                )
+            return [(law, np.arange(num_rows)) for law in self.laws_.values()]
         groups = _by_gpu(table, num_rows)
         if unknown := sorted(set(groups) - set(self.laws_)):
             raise PredictionError(f"no law for gpu_model {unknown[0]!r}; fitted: {', '.join(self.laws_)}")

@@ -12,6 +12,7 @@ from energy_lightning.predict.columns import Floats
 
 _REWEIGHTINGS = 4
 _BEND = 0.2
+_MOST_DEVIATIONS, _DEVIATION_PER_MAD = 4.0, 1.4826  # of a normal distribution, from its median absolute deviation
 _PENALTIES = np.logspace(-2.0, 4.0, 25)
 
 
@@ -79,12 +80,19 @@ def drawn(
 ) -> Regression:
     """Least squares drawn to `expected` (k,): minimises |y - X b|^2 + penalty |b - expected|^2; HC3 errors.
 
-    `num_parameters`: effective, of all that was fitted to these rows.
+    What `expected` leaves of y is `bounded` before. `num_parameters`: effective, of all that was fitted to these rows.
     """
     k = design.shape[1]
     inverse = np.linalg.inv(design.T @ design + penalty * np.eye(k))
-    coefficients = expected + inverse @ design.T @ (y - design @ expected)
+    coefficients = expected + inverse @ design.T @ bounded(y - design @ expected)
     return _with_hc3(names, design, y, np.asarray(coefficients), np.asarray(inverse), num_parameters)
+
+
+def bounded(residual: Floats) -> Floats:
+    """Residuals (n,) no further from their median than four robust deviations: broken runs decide little."""
+    middle = np.median(residual)
+    most = _MOST_DEVIATIONS * _DEVIATION_PER_MAD * np.median(np.abs(residual - middle))
+    return np.asarray(np.clip(residual, middle - most, middle + most))
 
 
 def r2_of(y: Floats, residual: Floats, num_parameters: float) -> tuple[float, float]:

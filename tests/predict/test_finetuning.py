@@ -143,6 +143,10 @@ def test_each_gpu_model_has_its_law() -> None:
     assert mape_pct(alone.predict(REST), model.predict(REST.assign(gpu_model="slow"))) < 3.0
     with pytest.raises(PredictionError, match="no law for gpu_model 'new'; fitted: slow, fast"):
         model.predict(REST.assign(gpu_model="new"))
+    with pytest.raises(PredictionError, match="several GPU models, slow, fast: add a column gpu_model"):
+        model.predict(REST)
+    only = FineTuningEnergy().fit(LEARN.assign(gpu_model="slow"), LEARN.energy_j)
+    assert only.predict(REST) == pytest.approx(alone.predict(REST))
 
 
 @pytest.mark.parametrize("law", ["roofline", "published", "mechanistic"])
@@ -201,6 +205,12 @@ def test_twenty_runs_a_gpu_model_are_enough(columns: list[str]) -> None:
             model = FineTuningEnergy().fit(learn.drop(columns=dropped), learn.energy_j)
             errors.append(mape_pct(rest.energy_j, model.predict(rest.drop(columns=dropped))))
     assert np.mean(errors) < 10.0
+
+
+def test_a_few_broken_runs_do_little_harm() -> None:
+    broken = LEARN.energy_j * np.where(np.arange(len(LEARN)) % 25 == 3, 3.0, 1.0)
+    worse = mape_pct(REST.energy_j, FineTuningEnergy().fit(LEARN, broken).predict(REST))
+    assert worse < mape_pct(REST.energy_j, FineTuningEnergy().fit(LEARN, LEARN.energy_j).predict(REST)) + 1.5
 
 
 def test_noisy_runs_on_two_gpu_models_are_predicted_well_enough() -> None:
