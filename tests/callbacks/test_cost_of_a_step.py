@@ -84,11 +84,13 @@ def test_a_step_between_readings_takes_few_calls_and_asks_nothing_of_the_driver(
     assert 4 <= calls.total() <= most, calls
 
 
-@pytest.mark.parametrize(("pause_s", "seen"), [(0.0, True), (0.01, True), (0.1, False)])
+@pytest.mark.parametrize(
+    ("refresh_s", "pause_s", "seen"), [(1.0, 0.0, True), (1.0, 0.01, True), (1.0, 0.1, False), (0.0, 0.1, True)]
+)
 def test_energy_of_steps_that_wait_for_their_data_is_not_held_against_the_plan(
-    tmp_path: Path, pause_s: float, seen: bool
+    tmp_path: Path, refresh_s: float, pause_s: float, seen: bool
 ) -> None:
-    trainer = trainer_of(tmp_path, Board(power_w=lambda _: 200.0, refresh_s=1.0), TWO_CLOCKS)
+    trainer = trainer_of(tmp_path, Board(power_w=lambda _: 200.0, refresh_s=refresh_s), TWO_CLOCKS)
     trainer.call("on_train_start")
     for _ in range(60):
         trainer.batch(0, steps=True)
