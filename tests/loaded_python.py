@@ -25,7 +25,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from fcntl import F_DUPFD_CLOEXEC, fcntl
 from multiprocessing import resource_tracker, spawn
@@ -46,7 +46,7 @@ _MAX_FILES = 253  # that one message can carry
 
 
 @contextmanager
-def loaded_python(folder: Path) -> Iterator[str]:
+def loaded_python(folder: Path, loaded: Sequence[str] = LOADED) -> Iterator[str]:
     """The path of the stand-in, in `folder`; with the block, its processes end."""
     path, python = folder / "socket", folder / "python"
     command = [sys.executable, "-I", "-S", str(CLIENT), str(path)]
@@ -55,7 +55,7 @@ def loaded_python(folder: Path) -> Iterator[str]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(path))
         listener.listen(64)  # clients may call at once: they wait while the process loads
-        command = [sys.executable, __file__, str(listener.fileno()), str(python)]
+        command = [sys.executable, __file__, str(listener.fileno()), str(python), *loaded]
         server = subprocess.Popen(
             command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()], start_new_session=True, cwd=folder
         )
@@ -206,10 +206,10 @@ def run_and_leave(arguments: list[str]) -> None:
         raise
 
 
-def main(listener_file: str, python: str) -> None:
+def main(listener_file: str, python: str, *loaded: str) -> None:
     """Load, serve, and be each of the ordered processes."""
     del sys.path[0]  # this file's folder
-    for name in LOADED:
+    for name in loaded:
         importlib.import_module(name)
     assert "energy_lightning" not in sys.modules
     gc.collect()

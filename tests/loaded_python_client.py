@@ -35,6 +35,14 @@ def open_files() -> list[int]:
     return found
 
 
+def number_from(connection: socket.socket) -> int:
+    """What the loaded process says next; ends this one where that has ended."""
+    said = connection.recv(8, socket.MSG_WAITALL)
+    if len(said) < 8:
+        os._exit(1)
+    return int.from_bytes(said, "little", signed=True)
+
+
 def main() -> None:
     path, *arguments = sys.argv[1:]
     if not can_be_forked(arguments):
@@ -48,11 +56,11 @@ def main() -> None:
     connection.sendall(order)
     for file in files:  # ends of pipes must close with the process that uses them
         os.close(file)
-    pid = int.from_bytes(connection.recv(8, socket.MSG_WAITALL), "little")
+    pid = number_from(connection)
     for number in PASSED_ON:
         signal.signal(number, lambda number, _: os.kill(pid, number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
-    exit_code = int.from_bytes(connection.recv(8, socket.MSG_WAITALL), "little", signed=True)
+    exit_code = number_from(connection)
     if exit_code < 0:
         signal.signal(-exit_code, signal.SIG_DFL) if -exit_code != signal.SIGKILL else None
         os.kill(os.getpid(), -exit_code)

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import psutil
+from loaded_python import loaded_python
 
 CODE = """
 import os, sys
@@ -76,6 +77,18 @@ def test_signals_errors_and_deaths_pass_both_ways(quick_python: str) -> None:
         while psutil.pid_exists(pid) and time.monotonic() < until_s:
             time.sleep(0.005)
         assert not psutil.pid_exists(pid)
+
+
+def test_what_runs_when_the_loaded_process_ends_is_killed_and_has_failed(tmp_path: Path) -> None:
+    sleeping = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    with loaded_python(tmp_path, loaded=()) as python:
+        process = subprocess.Popen([python, "-c", sleeping], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline()
+    with process:
+        assert process.wait() == 1
+        assert process.stdout.read() == ""  # it has ended, too
+    assert subprocess.run([python, "-c", "1"], stderr=subprocess.DEVNULL).returncode != 0
 
 
 def test_options_of_the_interpreter_itself_start_a_real_one(quick_python: str) -> None:
