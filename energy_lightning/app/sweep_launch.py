@@ -24,7 +24,7 @@ from energy_lightning.types import DeviceError
 
 _MODULE = "energy_lightning.app.sweep_worker"
 _START_S = 300.0  # to load torch and transformers, on a slow disk too
-_LATE_S = 0.5  # between two pipes of processes on one machine
+_LATE_S = 5.0  # for pipes whose processes were killed to be read to their end
 
 Outcome = tuple[str, dict[str, Any]]  # a run's key, and {"row": ...} or {"failed": reason}
 
@@ -61,6 +61,9 @@ class _Ranks:
     _processes: list[subprocess.Popen[str]] = field(default_factory=list)
     _lines: queue.SimpleQueue[tuple[int, str | None]] = field(default_factory=queue.SimpleQueue)
     _words: str = ""
+    _open: int = 0  # pipes
+    _current: str | None = None  # the run that has begun
+    _early: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __enter__(self) -> _Ranks:
         file = self.folder / "orders.json"
@@ -75,6 +78,7 @@ class _Ranks:
                     text=True,
                 )
             self._processes.append(process)
+            self._open += 1
             threading.Thread(target=self._listen, args=(rank, process), daemon=True).start()
         return self
 
@@ -96,42 +100,54 @@ class _Ranks:
 
     def outcomes(self, timeout_s: float) -> Iterator[Outcome]:
         """Outcomes until every rank has ended, or until one that failed leaves the others waiting."""
-        current, ended = None, 0
         until_s = time.monotonic() + _START_S + timeout_s
-        while ended < len(self._processes):
+        while self._open:
             try:
                 rank, line = self._lines.get(timeout=max(until_s - time.monotonic(), 0.0))
             except queue.Empty:
-                if current is not None:
-                    yield current, {"failed": f"took longer than timeout_s={timeout_s:g}"}
+                if self._current is not None:
+                    yield self._current, {"failed": f"took longer than timeout_s={timeout_s:g}"}
                 return
             if line is None:
-                reason = self._why_ended(rank)
-                if reason is not None:
-                    current = current or self._begun_late()
-                    if current is not None:
-                        yield current, {"failed": reason}
+                self._open -= 1
+                if (reason := self._why_ended(rank)) is not None:
+                    yield from self._last_outcomes(reason)
                     return
-                ended += 1
             elif line.startswith(LINE):
-                said = json.loads(line.removeprefix(LINE))
-                key, until_s = said.pop("key"), time.monotonic() + timeout_s
-                if "begun" in said:
-                    current = key
-                elif key == current:
-                    current = None
-                    yield key, said
-                    if "failed" in said and len(self._processes) > 1:
+                until_s = time.monotonic() + timeout_s
+                if (outcome := self._heard(line)) is not None:
+                    yield outcome
+                    if "failed" in outcome[1] and len(self._processes) > 1:
                         return
 
-    def _begun_late(self) -> str | None:
-        """A run whose beginning was said before a rank's end, on another pipe, and is heard only now."""
+    def _heard(self, line: str) -> Outcome | None:
+        """The outcome that a line tells, if it tells one."""
+        said = json.loads(line.removeprefix(LINE))
+        key = said.pop("key")
+        if "begun" in said:
+            self._current, said = key, self._early.pop(key, None)
+        elif key != self._current:
+            if "failed" in said:  # on a rank whose pipe is heard before the first rank's
+                self._early[key] = said
+            return None
+        if said is None:
+            return None
+        self._current = None
+        return key, said
+
+    def _last_outcomes(self, reason: str) -> Iterator[Outcome]:
+        """What the ranks had said before one ended for `reason`, which is the unfinished run's unless a rank told it."""
+        for process in self._processes:
+            process.kill()
         with suppress(queue.Empty):
-            while True:
+            while self._open:
                 _, line = self._lines.get(timeout=_LATE_S)
-                if line is not None and line.startswith(LINE) and "begun" in (said := json.loads(line[len(LINE) :])):
-                    return str(said["key"])
-        return None
+                if line is None:
+                    self._open -= 1
+                elif line.startswith(LINE) and (outcome := self._heard(line)) is not None:
+                    yield outcome
+        if self._current is not None:
+            yield self._current, {"failed": reason}
 
     def _why_ended(self, rank: int) -> str | None:
         """None where the process ended well."""

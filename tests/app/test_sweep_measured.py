@@ -7,12 +7,13 @@ import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pandas as pd
 import pytest
 import torch
 
-from energy_lightning.app import main
+from energy_lightning.app import main, sweep_launch
 from energy_lightning.app.sweep_generation import Generation, load_model
 from energy_lightning.app.sweep_launch import measured_outcomes
 from energy_lightning.app.sweep_measured import with_baselines, with_speedups
@@ -79,6 +80,35 @@ def test_a_run_that_takes_its_process_down_costs_that_run_only(
         ("1", {"failed": reason}),
         ("2", {"row": {"energy_j": 2}}),
     ]
+
+
+def lines_of(*said: tuple[str, dict[str, object]]) -> list[str]:
+    return [LINE + json.dumps({"key": key, **content}) for key, content in said]
+
+
+FIRST = lines_of(("0", {"begun": True}), ("0", {"row": {"energy_j": 0}}), ("1", {"begun": True}))
+TOLD = lines_of(("1", {"failed": "out of memory"}))
+
+
+@pytest.mark.parametrize(
+    ("heard", "reason"),
+    [
+        ([(1, None), *[(0, line) for line in FIRST], (0, None)], "its process was killed"),
+        ([(1, TOLD[0]), (1, None), *[(0, line) for line in FIRST], (0, None)], "out of memory"),
+        ([(1, TOLD[0]), *[(0, line) for line in FIRST], (1, None)], "out of memory"),
+        ([*[(0, line) for line in FIRST], (0, TOLD[0]), (1, TOLD[0]), (1, None), (0, None)], "out of memory"),
+    ],
+)
+def test_what_was_measured_counts_whichever_pipe_is_heard_first(
+    heard: list[tuple[int, str | None]], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank's end was once heard before another rank's row, which was lost and its run called failed."""
+    ranks = sweep_launch._Ranks(Orders("training", [], 2, {}), tmp_path, ())
+    ranks._processes, ranks._open = [MagicMock(), MagicMock()], 2
+    monkeypatch.setattr(ranks, "_why_ended", lambda rank: "its process was killed" if rank else None)
+    for each in heard:
+        ranks._lines.put(each)
+    assert list(ranks.outcomes(1.0)) == [("0", {"row": {"energy_j": 0}}), ("1", {"failed": reason})]
 
 
 def test_a_run_that_hangs_is_ended_in_time(tmp_path: Path) -> None:
