@@ -38,11 +38,14 @@ class RecurringJobMixin:
     BatchSizeOptimizer, from the first batch to the last, validation included: energy over all distinct GPUs, time of
     the slowest rank. Only rank 0 touches the store; a look at the cost is one gather and one broadcast.
 
+    A store that fails during a run (deleted, no space) ends no training: one line tells the figures, to report later.
+
     A run that ends without the target is reported as such, also one that ran out of memory. One that was interrupted
     or failed says nothing of its batch size and is not reported; a killed one neither, its lease ends. A run resumed
     from a checkpoint goes on under its own batch size, with what it has spent. With PowerLimitOptimizer each batch
     size runs under its own best limit, so that both are chosen jointly: the first run of a size pays for the sweep. A
-    fast_dev_run suggests and reports nothing.
+    fast_dev_run suggests and reports nothing. On an emulated NVML the time is the CPU's and the energy goes with it:
+    runs show that choosing works, not which size is cheap.
 
     Args:
         batch_sizes: to choose from: values of the attribute, so per process where loaders are.

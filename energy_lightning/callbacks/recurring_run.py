@@ -81,7 +81,12 @@ class RecurringRun:
         return self._optimizer.open_run(self.batch_size)
 
     def resume(self, run_id: int | None, batch_size: int) -> int:
-        """Go on with an earlier suggestion instead of this one; its batch size."""
+        """Go on with an earlier suggestion instead of this one; its batch size. RecurringError where it is no arm."""
+        if batch_size not in self._optimizer.batch_sizes:
+            raise RecurringError(
+                f"the checkpoint is of a run with batch size {batch_size}, which is none of "
+                f"{list(self._optimizer.batch_sizes)}: add it to batch_sizes, or resume without RecurringJob"
+            )
         self.abandon()
         self._optimizer.adopt(run_id, batch_size)
         self.batch_size = batch_size

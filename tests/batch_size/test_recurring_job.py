@@ -152,6 +152,24 @@ def test_a_resumed_run_goes_on_under_its_size_with_what_it_has_spent(tmp_path: P
     assert later.global_step == steps or done[1].reached_target is False
 
 
+def test_a_resumed_run_whose_size_is_no_longer_offered_is_named(tmp_path: Path) -> None:
+    device = ScriptedDevice()
+    trainer = JobTrainer(device, [job(tmp_path, device)])
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(save_at=20, fails=(25, KeyboardInterrupt()))
+    given = {
+        "default": 8,
+        "store": tmp_path / "job.sqlite",
+        "monitor": "val_loss",
+        "target": 0.5,
+        "learning_rate": "lr",
+    }
+    later = JobTrainer(device, [RecurringJob([8, 16], device=device, **given)])
+    with pytest.raises(RecurringError, match=r"a run with batch size 32, which is none of \[8, 16\]: add it"):
+        later.fit(resumed=trainer.checkpoint)
+    assert [run.state for run in runs(tmp_path)] == ["dead", "dead"]  # neither waits for a report
+
+
 def test_two_trainings_of_one_job_at_once_each_report(tmp_path: Path) -> None:
     devices = ScriptedDevice(), ScriptedDevice()
     trainers = [JobTrainer(device, [job(tmp_path, device)]) for device in devices]
