@@ -3,6 +3,7 @@ be told the folder of each job, through the key-value store that torchrun serves
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -24,11 +25,18 @@ def is_follower(environment: Mapping[str, str]) -> bool:
 
 
 def follow(environment: Mapping[str, str], run_worker: Callable[[Path], int]) -> int:
-    """Run each job that rank 0 announces; 0 when all of them ended well."""
-    store = _store(environment)
+    """Run each job that rank 0 announces; 0 when all of them ended well, 1 also where torchrun is gone."""
+    from torch.distributed import DistError
+
     exit_codes: list[int] = []
-    while (path := store.get(_key(environment, len(exit_codes))).decode()) != _NO_MORE_JOBS:
-        exit_codes.append(run_worker(Path(path)))
+    try:
+        store = _store(environment)
+        while (path := store.get(_key(environment, len(exit_codes))).decode()) != _NO_MORE_JOBS:
+            exit_codes.append(run_worker(Path(path)))
+    except DistError as error:
+        reason = str(error).partition("\n")[0]
+        print(f"error: rank {environment['RANK']} cannot reach torchrun any more: {reason}", file=sys.stderr)
+        return 1
     return 0 if not any(exit_codes) else 1
 
 

@@ -199,6 +199,26 @@ def test_a_process_ends_with_the_one_that_started_it(grace_s: float) -> None:
     assert not _runs(pid)
 
 
+def test_a_rank_whose_torchrun_is_gone_costs_no_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    common = {"TORCHELASTIC_RUN_ID": "x", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port)}
+    called, codes = threading.Event(), list[int]()
+
+    def worker(path: Path) -> int:
+        called.set()
+        return 0
+
+    environment = {**common, "RANK": "1"}
+    follower = threading.Thread(target=lambda: codes.append(torchrun.follow(environment, worker)), daemon=True)
+    follower.start()
+    server.set("energy_lightning/0/0", str(tmp_path))
+    assert called.wait(30.0)
+    del server
+    follower.join(timeout=30)
+    assert codes == [1]
+    assert "error: rank 1 cannot reach torchrun any more: " in capsys.readouterr().err
+
+
 def test_ranks_of_torchrun_end_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     watched: list[int] = []
     monkeypatch.setattr(train, "end_with_parent", lambda pid, *, grace_s: watched.append(pid))
