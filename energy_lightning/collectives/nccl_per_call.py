@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,6 +15,8 @@ from torch import Tensor
 from energy_lightning.collectives.choice import CollectivesChoice, CollectivesError, Machine, at_least
 from energy_lightning.collectives.issuing import Launch, Operation
 from energy_lightning.collectives.peers import exchange
+
+logger = logging.getLogger(__name__)
 
 LEAST_NCCL4PY, LEAST_NCCL = "0.6", "2.31"
 MAX_SM_COUNT = 32
@@ -97,11 +100,14 @@ class NcclPerCallIssuer:
         communicator, self._communicator = self._communicator, None
         if communicator is None:
             return
-        if in_step:
-            communicator.finalize()
-            communicator.destroy()
-        else:
-            communicator.abort()
+        try:
+            if in_step:
+                communicator.finalize()
+                communicator.destroy()
+            else:
+                communicator.abort()
+        except self._failures as error:  # the training itself is over
+            logger.warning(f"energy_lightning: NCCL did not release a communicator of {self.size} ranks: {error}")
 
 
 def prepare(group: dist.ProcessGroup | None, device: torch.device, machine: Machine) -> Callable[[], NcclPerCallIssuer]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import fake_nccl4py
 import pytest
@@ -53,6 +54,18 @@ def calls(alone: None) -> list[Any]:
     collectives.close()
     recorded: list[Any] = library.calls
     return recorded
+
+
+@pytest.mark.parametrize(("in_step", "call"), [(True, "finalize"), (False, "abort")])
+def test_a_communicator_that_cannot_be_released_is_one_line(
+    alone: None, caplog: pytest.LogCaptureFixture, in_step: bool, call: str
+) -> None:
+    library = fake_nccl4py.library(None)
+    issuer = NcclPerCallIssuer(None, torch.device("cpu"), library=library, error=fake_nccl4py.NCCLError)
+    setattr(library.communicator, call, Mock(side_effect=fake_nccl4py.NCCLError("remote process exited")))
+    IssuedCollectives(issuer).close(in_step=in_step)
+    (line,) = caplog.messages
+    assert line.endswith("NCCL did not release a communicator of 1 ranks: remote process exited")
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
