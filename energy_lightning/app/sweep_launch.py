@@ -136,7 +136,7 @@ class _Ranks:
         return key, said
 
     def _last_outcomes(self, reason: str) -> Iterator[Outcome]:
-        """What the ranks had said before one ended for `reason`, which is the unfinished run's unless a rank told it."""
+        """What ranks had said before one ended for `reason`, which is the open run's unless a rank told another."""
         for process in self._processes:
             process.kill()
         with suppress(queue.Empty):
