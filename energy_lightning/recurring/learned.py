@@ -5,20 +5,22 @@
 | x | (a,) | batch sizes in octaves from the default |
 | f | (a,) | mean log of the cost in J; a straight line plus a smooth and a rough part, all Gaussian |
 | y | (n,) | log cost of the finished runs |
-| s2 | (a,) | variance of an arm's y about f, learned from repeats, each arm's drawn towards all arms' |
+| s2 | (a,) | variance of an arm's y about f, learned from its own repeats |
 | m | (a,) | f + s2 / 2: log of the expected cost of a run, if costs are log-normal |
 
 What differs from the published policy, and why: neighbouring batch sizes cost alike, so one run says something of all
-and the walk ends where the curve rises; a size is tried while what a run of it is expected to teach, over as many runs
-as `horizon`, is worth more than its extra cost (the online knowledge gradient of Ryzhov, Powell and Frazier, Operations
-Research 60, 2012, with several repeats looked ahead and correlated beliefs); among the sizes known, one is drawn by its
-chance to be best (Thompson sampling), which costs little where they cost alike. So that one unlucky run does not decide
-for ever, in half of the runs the size most likely to be cheaper than the best is tried again (the two leading arms as
-in top-two sampling, Russo, Operations Research 68, 2020), while all runs together are believed to have cost less extra
-than `rounds` runs of every size in reach: much where sizes differ, little where they cost alike. A size whose runs vary
-more costs more in the mean than its usual run, hence s2 by arm. A run that missed the target is charged what it spent
-and the least cost, for the job must run again. Runs under another power limit shift every arm alike, up to a small
-difference: they are a prior, not a measurement. Jobs that start together do not try the same new size.
+and the walk ends where the curve rises; a new size is tried while what a run of it is expected to teach, over as many
+runs as `horizon`, is worth more than its extra cost (the online knowledge gradient of Ryzhov, Powell and Frazier,
+Operations Research 60, 2012, with several repeats looked ahead and correlated beliefs). So that one unlucky run
+does not decide for ever, the contenders (sizes that may yet prove worth changing to) are then run by turns, that with
+fewest runs first, while all runs together are believed to have cost less extra than `rounds` runs of every size in
+reach: much where sizes differ, little where they cost alike. Savings below `worth` are not looked for, or two sizes of
+one cost would take all these runs (the indifference zone of Bechhofer, Annals of Mathematical Statistics 25, 1954).
+Afterwards one of the known sizes is drawn by its chance to be best (Thompson sampling). A size whose runs vary more
+costs more in the mean than its usual run, hence s2 by arm; equal runs of one size do not say that another's are equal.
+A run that missed the target is charged what it spent and the least cost, for the job must run again. Runs under another
+power limit shift every arm alike, up to a small difference: they are a prior, not a measurement. Jobs that start
+together do not try the same new size.
 Not modelled: a cost with two far valleys is found only by walking through the hill.
 """
 
@@ -41,12 +43,11 @@ _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(31)  # of a standard norma
 class Prior:
     """Standard deviations of log cost, a length in octaves, and how to choose: see benchmarks/RESULTS.md for on what.
 
-    `noise_runs`: how many repeats the prior noise counts for; `arm_runs`: how many repeats of an arm the noise of all
-    arms counts for; `horizon`: runs over which a lesson pays; `repeats`: of a size that are looked ahead; `most_extra`:
-    a run costs at most this times the least more, as it is stopped at twice the least and made again; `boldness`: draws
-    among known sizes spread by this share of the belief's deviation; `rounds`, `retry`, `doubt`: runs of each size
-    whose extra cost may be spent on rivals of the best, in which share of the runs, and how likely a rival must be
-    cheaper.
+    `noise_runs`: how many repeats of an arm the prior noise counts for; `horizon`: runs over which a lesson pays;
+    `repeats`: of a size that are looked ahead; `most_extra`: a run costs at most this times the least more, as it is
+    stopped at twice the least and made again; `rounds`: runs of each size whose extra cost may be spent on
+    contenders; `worth`: least saving (log of cost) worth a change of size; `doubt`: a contender saves more with more
+    than this chance; `boldness`: draws among known sizes spread by this share of the belief's deviation.
     """
 
     level: float = 2.0
@@ -58,14 +59,13 @@ class Prior:
     limit_arm: float = 0.05
     noise: float = 0.1
     noise_runs: float = 4.0
-    arm_runs: float = 4.0
     horizon: float = 60.0
     repeats: tuple[int, ...] = (1, 2, 4, 8)
     most_extra: float = 2.0
-    boldness: float = 0.25
     rounds: float = 1.5
-    retry: float = 0.5
-    doubt: float = 0.02
+    worth: float = 0.02
+    doubt: float = 0.04
+    boldness: float = 0.15
 
 
 def suggest(view: View, rng: np.random.Generator, prior: Prior | None = None) -> int:
@@ -82,30 +82,28 @@ def suggest(view: View, rng: np.random.Generator, prior: Prior | None = None) ->
     known = sorted({outcome.arm for outcome in view.outcomes if outcome.reached})
     if chosen not in known:
         return chosen
-    rival = _rival(view, expected, covariance, within, prior)
-    if rival is not None and rng.random() < prior.retry:
-        return rival
+    contenders = _contenders(view, expected, covariance, within, prior)
+    if len(contenders) > 1:
+        return min(contenders, key=lambda arm: (len(view.of(arm)) + (arm in view.running), expected[arm]))
     drawn = rng.multivariate_normal(expected, prior.boldness**2 * covariance, method="eigh")
     return min(known, key=lambda arm: drawn[arm])
 
 
-def _rival(view: View, expected: Floats, covariance: Floats, within: Sequence[int], prior: Prior) -> int | None:
-    """The arm most likely to be cheaper than the one believed best; None past all doubt, or with the allowance spent.
+def _contenders(view: View, expected: Floats, covariance: Floats, within: Sequence[int], prior: Prior) -> list[int]:
+    """The arm believed best and those that may yet be worth changing to; none once the allowance is spent.
 
     Spent is what the runs so far are believed to have cost more than as many of the best arm.
     """
     best = min(within, key=lambda arm: expected[arm])
     extra = {arm: min(math.expm1(min(expected[arm] - expected[best], 700.0)), prior.most_extra) for arm in within}
-    spent = sum(extra.get(outcome.arm, 0.0) for outcome in view.outcomes)
-    if spent >= prior.rounds * sum(extra.values()):
-        return None
+    if sum(extra.get(outcome.arm, 0.0) for outcome in view.outcomes) >= prior.rounds * sum(extra.values()):
+        return []
 
     def chance(arm: int) -> float:
         spread = covariance[arm, arm] + covariance[best, best] - 2.0 * covariance[arm, best]
-        return 0.5 * math.erfc((expected[arm] - expected[best]) / math.sqrt(2.0 * max(spread, 1e-12)))
+        return 0.5 * math.erfc((expected[arm] - expected[best] + prior.worth) / math.sqrt(2.0 * max(spread, 1e-12)))
 
-    rival = max(set(within) - {best}, key=chance, default=None)
-    return rival if rival is not None and chance(rival) > prior.doubt else None
+    return [arm for arm in within if arm == best or chance(arm) > prior.doubt]
 
 
 def _price(arm: int, expected: Floats, covariance: Floats, noise: Floats, within: Sequence[int], prior: Prior) -> float:
@@ -156,10 +154,10 @@ def posterior(view: View, prior: Prior) -> tuple[Floats, Floats]:
 
 
 def noise_by_arm(view: View, prior: Prior) -> Floats:
-    """(a,) variance of log cost within an arm; of an arm without repeats that of all arms.
+    """(a,) variance of log cost within an arm: the prior's, drawn towards what its own repeats show.
 
-    Arms differ in their variance, so many repeats of one tell little of the others: each counts for at most `arm_runs`.
-    Runs of one arm under different power limits are no repeats of each other.
+    Not towards other arms': many measured sizes take equally many epochs in every run, their neighbours do not. Runs of
+    one arm under different power limits are no repeats of each other.
     """
     arm, y = _observed(view)
     limits = [outcome.power_limit_w for outcome in view.outcomes]
@@ -169,10 +167,7 @@ def noise_by_arm(view: View, prior: Prior) -> Floats:
         repeats = y[cell == one]
         squares[one % len(view.batch_sizes)] += ((repeats - repeats.mean()) ** 2).sum()
         freedom[one % len(view.batch_sizes)] += len(repeats) - 1
-    weight = np.minimum(freedom, prior.arm_runs)
-    own = np.divide(squares, freedom, out=np.zeros_like(squares), where=freedom > 0)
-    pooled = (prior.noise_runs * prior.noise**2 + weight @ own) / (prior.noise_runs + weight.sum())
-    by_arm: Floats = (prior.arm_runs * pooled + squares) / (prior.arm_runs + freedom)
+    by_arm: Floats = (prior.noise_runs * prior.noise**2 + squares) / (prior.noise_runs + freedom)
     return by_arm
 
 

@@ -124,7 +124,7 @@ def test_window_follows_a_job_that_grows_dearer(tmp_path: Path) -> None:
         sizes = run(chosen, 50, later, noise=0.02)
         reached = [report.reached_target for report in chosen.runs()[-10:]]
         assert any(reached) == (window is not None)
-    assert set(sizes[-8:]) <= {8, 16}
+    assert sum(size in (8, 16) for size in sizes[-15:]) >= 12  # what left the window is tried again
     assert chosen.best() in (8, 16)
 
 
@@ -140,8 +140,8 @@ def test_runs_under_another_power_limit_are_a_prior() -> None:
     assert (beliefs[250.0][1] / beliefs[250.0][0] > 2 * beliefs[150.0][1] / beliefs[150.0][0]).all()
 
 
-def test_the_variance_of_cost_is_learned_for_all_arms_and_for_each() -> None:
-    """80 repeats of five arms; arm 3 varies three times as much. By hand: sums of squares and a weighted mean."""
+def test_the_variance_of_cost_is_learned_for_each_arm() -> None:
+    """80 repeats of five arms; arm 3 varies three times as much. By hand: the prior's 4 repeats and the arm's own."""
     prior, rng = learned_policy.Prior(), np.random.default_rng(0)
     arm = np.repeat(np.arange(5), 80)
     for spread in (0.01, 0.1, 0.3):
@@ -149,10 +149,8 @@ def test_the_variance_of_cost_is_learned_for_all_arms_and_for_each() -> None:
         outcomes = [Outcome(arm=int(a), cost=float(np.exp(v)), reached=True) for a, v in zip(arm, y, strict=True)]
         view = View(batch_sizes=tuple(ARMS), default=2, outcomes=outcomes)
         own = np.array([y[arm == one].var(ddof=1) for one in range(5)])
-        pooled = (4 * 0.1**2 + 4 * own.sum()) / (4 + 20)
         found = learned_policy.noise_by_arm(view, prior)
-        assert found == pytest.approx((4 * pooled + 79 * own) / (4 + 79))
-        assert found[3] == pytest.approx((3 * spread) ** 2, rel=0.4)
+        assert found == pytest.approx((4 * 0.1**2 + 79 * own) / (4 + 79))
 
 
 def test_many_equal_repeats_of_one_size_leave_the_others_uncertain() -> None:
@@ -161,8 +159,8 @@ def test_many_equal_repeats_of_one_size_leave_the_others_uncertain() -> None:
     noise = learned_policy.noise_by_arm(
         View(batch_sizes=tuple(ARMS), default=1, outcomes=outcomes), learned_policy.Prior()
     )
-    assert noise[1] < 0.02**2
-    assert noise[2] > 0.05**2
+    assert noise[1] < 0.03**2
+    assert noise[2] == pytest.approx(0.1**2)
 
 
 def test_runs_under_different_limits_are_no_repeats() -> None:
@@ -188,7 +186,7 @@ def test_a_size_is_tried_while_it_may_pay_and_no_longer() -> None:
     def next_arm(costs: list[float], horizon: float) -> int:
         known = [Outcome(arm=arm, cost=cost, reached=True) for arm, cost in enumerate(costs) for _ in range(3)]
         view = View(batch_sizes=tuple(ARMS), default=2, outcomes=known)
-        prior = learned_policy.Prior(horizon=horizon, boldness=0.0)
+        prior = learned_policy.Prior(horizon=horizon, boldness=0.0, rounds=0.0)
         return learned_policy.suggest(view, np.random.default_rng(0), prior)
 
     assert next_arm([400.0, 200.0, 100.0], 60.0) == 3
@@ -198,7 +196,7 @@ def test_a_size_is_tried_while_it_may_pay_and_no_longer() -> None:
 
 def test_posterior_equals_conditioning_one_run_at_a_time() -> None:
     """Oracle: Kalman updates of the arms' joint Gaussian, each run in turn, with the same prior and noise."""
-    prior = learned_policy.Prior(noise_runs=1e12, arm_runs=1e12)  # the noise is then the prior's
+    prior = learned_policy.Prior(noise_runs=1e12)  # the noise is then the prior's
     sizes, rng = (8, 16, 32, 64), np.random.default_rng(1)
     outcomes = [Outcome(arm=int(rng.integers(4)), cost=float(rng.uniform(50, 200)), reached=True) for _ in range(9)]
     view = View(batch_sizes=sizes, default=2, outcomes=outcomes)
@@ -268,19 +266,39 @@ def test_impossible_reports_change_nothing(size: int, energy_j: float, time_s: f
     assert chosen.runs() == []
 
 
+def next_size(known: list[Outcome], running: frozenset[int] = frozenset(), **prior: float) -> int:
+    """What is run next when no new size is worth a try and no draw decides."""
+    view = View(batch_sizes=tuple(ARMS), default=2, outcomes=known, running=running)
+    chosen = learned_policy.Prior(horizon=1.0, boldness=0.0, **prior)
+    return ARMS[learned_policy.suggest(view, np.random.default_rng(0), chosen)]
+
+
+def runs_of(costs: dict[int, list[float]]) -> list[Outcome]:
+    return [Outcome(arm=ARMS.index(size), cost=cost, reached=True) for size, own in costs.items() for cost in own]
+
+
 def test_one_unlucky_run_of_a_size_does_not_decide_for_ever() -> None:
-    """A rival is run again while the allowance lasts, and not once runs of dear sizes have spent it."""
+    """A contender is run again while the allowance lasts, and not once runs of dear sizes have spent it."""
 
-    def share_of_rival(dear_runs: int, rounds: float) -> float:
-        known = [Outcome(arm=2, cost=100.0 + i % 3, reached=True) for i in range(20)]
-        known += [Outcome(arm=3, cost=108.0, reached=True)]
-        known += [Outcome(arm=arm, cost=190.0, reached=True) for arm in (1, 4) for _ in range(dear_runs)]
-        view = View(batch_sizes=tuple(ARMS), default=2, outcomes=known)
-        prior = learned_policy.Prior(horizon=1.0, boldness=0.0, rounds=rounds)
-        return float(
-            np.mean([learned_policy.suggest(view, np.random.default_rng(seed), prior) == 3 for seed in range(60)])
-        )
+    def after(dear_runs: int, rounds: float) -> int:
+        dear = {size: [190.0] * dear_runs for size in (16, 128)}
+        return next_size(runs_of({32: [100.0, 101.0, 102.0] * 6, 64: [103.0], **dear}), rounds=rounds)
 
-    assert 0.3 < share_of_rival(1, 3.0) < 0.7
-    assert share_of_rival(5, 3.0) == 0.0
-    assert share_of_rival(1, 0.0) == 0.0
+    assert after(1, 3.0) == 64
+    assert after(5, 3.0) == 32
+    assert after(1, 0.0) == 32
+
+
+def test_contenders_take_turns_and_jobs_at_once_take_different_ones() -> None:
+    """16 and 64 may each be cheaper than 32; 8 and 128 are out of the question."""
+    known = {8: [190.0], 16: [102.0] * 3, 32: [100.0] * 4, 64: [102.0] * 2, 128: [190.0]}
+    assert next_size(runs_of(known), rounds=9.0) == 64
+    assert next_size(runs_of({**known, 64: [102.0] * 4}), rounds=9.0) == 16
+    assert next_size(runs_of({**known, 64: [102.0] * 3}), running=frozenset({1}), rounds=9.0) == 64
+
+
+def test_a_saving_that_is_not_worth_a_change_is_not_looked_for() -> None:
+    """The chance of 64 to be cheaper at all is two in five, to be cheaper by a tenth 1 in 200."""
+    known = runs_of({16: [190.0], 32: [100.0, 104.0] * 15, 64: [101.0, 105.0] * 5, 128: [190.0]})
+    assert next_size(known, rounds=9.0, worth=0.0) == 64
+    assert next_size(known, rounds=9.0, worth=0.1) == 32
