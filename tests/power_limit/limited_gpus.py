@@ -15,6 +15,7 @@ PowerLimitOptimizer = build_callbacks(object, __name__, {"PowerLimitOptimizer": 
     "PowerLimitOptimizer"
 ]
 FULL_W, STATIC_W, STEP_S = 230.0, 60.0, 0.1
+SHORT: dict[str, Any] = {"warmup_steps": 2, "profile_steps": 5}
 
 
 def step_of(limit_w: float) -> tuple[float, float]:
@@ -127,3 +128,12 @@ class StepTrainer:
         self.call("on_train_end")
         self.call("teardown", "fit")
         return self.lightning_module.lines
+
+
+def train_under_limits(
+    folder: Path, gpu: LimitedGPU, num_steps: int = 100, *, accumulate: int = 1, fit: Any = None, **options: Any
+) -> tuple[Any, StepTrainer]:
+    callback = PowerLimitOptimizer(device=gpu, **{**SHORT, **options})
+    trainer = StepTrainer(folder, gpu, [callback], accumulate=accumulate)
+    trainer.fit(num_steps, **(fit or {}))
+    return callback, trainer

@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
-from limited_gpus import LimitedGPU, PowerLimitOptimizer, StepTrainer, step_of
-
-from energy_lightning.recurring import RecurringError
-from energy_lightning.types import DeviceError, MeasurementError
+from limited_gpus import LimitedGPU, step_of, train_under_limits
 
 LIMITS_W = [250.0, 225.0, 200.0, 175.0, 150.0, 125.0, 100.0]  # from the limit that was in force
-SHORT: dict[str, Any] = {"warmup_steps": 2, "profile_steps": 5}
-
-
-def run(
-    folder: Path, gpu: LimitedGPU, num_steps: int = 100, *, accumulate: int = 1, fit: Any = None, **options: Any
-) -> tuple[Any, StepTrainer]:
-    callback = PowerLimitOptimizer(device=gpu, **{**SHORT, **options})
-    trainer = StepTrainer(folder, gpu, [callback], accumulate=accumulate)
-    trainer.fit(num_steps, **(fit or {}))
-    return callback, trainer
 
 
 def best_by_hand(goal: str, slowdown: float = 0.0, eta: float = 0.5) -> float:
@@ -54,7 +40,7 @@ def test_settles_on_the_best_limit_for_the_objective(
     options: dict[str, Any], goal: tuple[Any, ...], tmp_path: Path
 ) -> None:
     gpu = LimitedGPU()
-    callback, trainer = run(tmp_path, gpu, **options)
+    callback, trainer = train_under_limits(tmp_path, gpu, **options)
     assert [one.power_limit_w for one in callback.profile] == LIMITS_W
     for one in callback.profile:
         assert (one.time_s, one.energy_j) == pytest.approx(step_of(one.power_limit_w), rel=1e-9)
@@ -65,7 +51,7 @@ def test_settles_on_the_best_limit_for_the_objective(
 
 def test_steps_are_spent_as_said_and_the_earlier_limit_comes_back(tmp_path: Path) -> None:
     gpu = LimitedGPU(before_w=250.0)
-    _, trainer = run(tmp_path, gpu, wait_steps=3)
+    _, trainer = train_under_limits(tmp_path, gpu, wait_steps=3)
     expected = [250.0] * 3 + [limit_w for limit_w in LIMITS_W for _ in range(7)]
     assert trainer.limits_w[: len(expected)] == expected
     assert gpu.power_limit_w == 250.0  # neither the highest nor a default
@@ -74,28 +60,28 @@ def test_steps_are_spent_as_said_and_the_earlier_limit_comes_back(tmp_path: Path
 @pytest.mark.parametrize("validates", [True, False])
 def test_validation_and_epoch_ends_do_not_enter_a_window(validates: bool, tmp_path: Path) -> None:
     """Epochs of three steps are shorter than a window of five."""
-    callback, _ = run(tmp_path, LimitedGPU(), fit={"epoch_steps": 3, "validates": validates})
+    callback, _ = train_under_limits(tmp_path, LimitedGPU(), fit={"epoch_steps": 3, "validates": validates})
     assert len(callback.profile) == 7
     for one in callback.profile:
         assert (one.time_s, one.energy_j) == pytest.approx(step_of(one.power_limit_w), rel=1e-9)
 
 
 def test_accumulated_batches_are_one_step(tmp_path: Path) -> None:
-    callback, _ = run(tmp_path, LimitedGPU(), accumulate=4)
+    callback, _ = train_under_limits(tmp_path, LimitedGPU(), accumulate=4)
     for one in callback.profile:
         time_s, energy_j = step_of(one.power_limit_w)
         assert (one.time_s, one.energy_j) == pytest.approx((4 * time_s, 4 * energy_j), rel=1e-9)
 
 
 def test_a_second_run_knows_the_profile_and_other_jobs_do_not(tmp_path: Path) -> None:
-    first, _ = run(tmp_path, LimitedGPU(), objective="energy")
+    first, _ = train_under_limits(tmp_path, LimitedGPU(), objective="energy")
     gpu = LimitedGPU()
-    second, trainer = run(tmp_path, gpu, num_steps=5, objective="energy")
+    second, trainer = train_under_limits(tmp_path, gpu, num_steps=5, objective="energy")
     assert gpu.asked_w == [first.power_limit_w]
     assert second.profile == first.profile
     assert "no power limit is tried again" in trainer.lightning_module.lines[0]
     other = LimitedGPU()
-    run(tmp_path, other, accumulate=2)  # another job, the same file
+    train_under_limits(tmp_path, other, accumulate=2)  # another job, the same file
     assert len(other.asked_w) == 7
     text = (tmp_path / "power_limits.jsonl").read_text()
     assert len({json.loads(line)["key"] for line in text.splitlines()}) == 2
@@ -103,12 +89,12 @@ def test_a_second_run_knows_the_profile_and_other_jobs_do_not(tmp_path: Path) ->
 
 def test_a_sweep_that_was_cut_short_goes_on(tmp_path: Path) -> None:
     gpu = LimitedGPU()
-    callback, trainer = run(tmp_path, gpu, num_steps=1 + 3 * 7)
+    callback, trainer = train_under_limits(tmp_path, gpu, num_steps=1 + 3 * 7)
     assert callback.power_limit_w is None
     assert gpu.power_limit_w == 250.0
     assert "2 of 7 power limits" in trainer.lightning_module.lines[-1]
     gpu = LimitedGPU()
-    callback, _ = run(tmp_path, gpu)
+    callback, _ = train_under_limits(tmp_path, gpu)
     assert gpu.asked_w[:5] == LIMITS_W[2:]
     assert [one.power_limit_w for one in callback.profile] == LIMITS_W
 
@@ -120,7 +106,7 @@ def test_a_void_window_is_repeated_and_a_hopeless_limit_left_out(tmp_path: Path)
         gpu.forgets_energy = step == 14  # the last of the first window at 225 W: the counter falls
         gpu.reasons = ("sw_power_cap", "hw_thermal_slowdown") if gpu.power_limit_w == 150.0 else ("sw_power_cap",)
 
-    callback, trainer = run(tmp_path, gpu, fit={"before_step": before_step}, objective="energy")
+    callback, trainer = train_under_limits(tmp_path, gpu, fit={"before_step": before_step}, objective="energy")
     assert [trainer.limits_w.count(limit_w) for limit_w in LIMITS_W[:5]] == [8, 14, 7, 7, 21]
     assert gpu.asked_w == LIMITS_W[1:]  # set on change only; 100 W is where it ends
     assert [one.power_limit_w for one in callback.profile] == [w for w in LIMITS_W if w != 150.0]
@@ -137,7 +123,7 @@ def test_the_first_window_waits_for_a_warm_gpu_but_not_for_ever(tmp_path: Path) 
     def before_step(step: int) -> None:
         gpu.celsius = min(50.0, 30.0 + step)
 
-    _, trainer = run(tmp_path, gpu, fit={"before_step": before_step})
+    _, trainer = train_under_limits(tmp_path, gpu, fit={"before_step": before_step})
     assert trainer.limits_w.index(225.0) == 1 + 3 * 7  # after three windows
     first = json.loads((tmp_path / "power_limits.jsonl").read_text().splitlines()[0])
     assert first["temperature_c"] == 50.0
@@ -147,7 +133,7 @@ def test_a_slow_counter_gets_a_longer_window(tmp_path: Path) -> None:
     """Its refresh of 0.2 s asks for 2 s: 20 steps of 0.1 s at the highest limit, where five were planned."""
     gpu = LimitedGPU()
     gpu.counter_refresh_s = gpu._refresh_s = 0.2
-    callback, _ = run(tmp_path, gpu, num_steps=300)
+    callback, _ = train_under_limits(tmp_path, gpu, num_steps=300)
     rows = [json.loads(line) for line in (tmp_path / "power_limits.jsonl").open()]
     assert all(row["num_steps"] * step_of(row["power_limit_w"])[0] >= 2.0 * (1 - 1e-9) for row in rows)
     assert rows[0]["num_steps"] in (20, 21)  # rounded up
@@ -157,7 +143,7 @@ def test_a_slow_counter_gets_a_longer_window(tmp_path: Path) -> None:
 
 def test_the_limit_that_the_gpu_reports_is_the_one_used(tmp_path: Path) -> None:
     gpu = LimitedGPU(rounds_to_w=5.0)
-    callback, _ = run(tmp_path, gpu, limits_w=[260.0, 183.0], objective="energy")
+    callback, _ = train_under_limits(tmp_path, gpu, limits_w=[260.0, 183.0], objective="energy")
     assert gpu.asked_w == [260.0, 183.0]  # 185 W is in force then
     rows = [json.loads(line) for line in (tmp_path / "power_limits.jsonl").open()]
     assert [(row["asked_w"], row["power_limit_w"]) for row in rows] == [(260.0, 260.0), (183.0, 185.0)]
@@ -166,7 +152,7 @@ def test_the_limit_that_the_gpu_reports_is_the_one_used(tmp_path: Path) -> None:
 
 def test_a_board_that_rounds_coarsely_loses_no_limit(tmp_path: Path) -> None:
     gpu = LimitedGPU(rounds_to_w=50.0)
-    callback, trainer = run(tmp_path, gpu, objective="energy")
+    callback, trainer = train_under_limits(tmp_path, gpu, objective="energy")
     assert [one.power_limit_w for one in callback.profile] == [250.0, 200.0, 150.0, 100.0]
     for one in callback.profile:
         assert (one.time_s, one.energy_j) == pytest.approx(step_of(one.power_limit_w), rel=1e-9)
@@ -174,170 +160,9 @@ def test_a_board_that_rounds_coarsely_loses_no_limit(tmp_path: Path) -> None:
     assert not any("left out" in line or "measured again" in line for line in trainer.lightning_module.lines)
 
 
-def test_no_limit_above_the_one_found_is_tried_unless_it_is_named(tmp_path: Path) -> None:
-    _, trainer = run(tmp_path, LimitedGPU(before_w=180.0), objective="time")
-    assert max(trainer.limits_w) == 180.0
-    assert (
-        "none above the 180 W that were in force; limits_w=[...] may go up to 260 W"
-        in trainer.lightning_module.lines[0]
-    )
-    callback, trainer = run(tmp_path, LimitedGPU(before_w=180.0), objective="time", limits_w=[260.0, 180.0])
-    assert callback.power_limit_w == trainer.limits_w[-1] == 260.0
-    assert "in force" not in trainer.lightning_module.lines[0]
-
-
-def test_a_limit_in_force_below_the_range_is_left_alone(tmp_path: Path) -> None:
-    gpu = LimitedGPU(before_w=90.0)
-    _, trainer = run(tmp_path, gpu)
-    assert gpu.asked_w == []
-    (line,) = trainer.lightning_module.lines
-    assert line.endswith("90 W is in force and 100 W the least that can be set; to go above give limits_w=[...]")
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_limit_that_cannot_be_set_back_ends_no_training(
-    fails: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Stuck(LimitedGPU):
-        def reset_power_limit(self) -> None:
-            raise DeviceError("the driver is busy")
-
-    def before_step(step: int) -> None:
-        if fails and step == 30:
-            raise Boom
-
-    if fails:
-        with pytest.raises(Boom):
-            run(tmp_path, Stuck(), fit={"before_step": before_step})
-    else:
-        run(tmp_path, Stuck(), objective="energy")
-    (record,) = caplog.records
-    said = record.getMessage()
-    assert "its earlier power limit, 250 W, could not be set again (DeviceError: the driver is busy)" in said
-    assert "nvidia-smi --power-limit=250" in said
-
-
 def test_the_verdict_is_in_words(tmp_path: Path) -> None:
-    _, trainer = run(tmp_path, LimitedGPU(), objective="energy", limits_w=[250.0, 150.0])
+    _, trainer = train_under_limits(tmp_path, LimitedGPU(), objective="energy", limits_w=[250.0, 150.0])
     time = step_of(150.0)[0] / step_of(250.0)[0] - 1.0
     energy = 1.0 - step_of(150.0)[1] / step_of(250.0)[1]
     expected = f"power limit 150 W (was 250 W): {energy:.1%} less energy and {time:.1%} more time a step against 250 W"
     assert trainer.lightning_module.lines[-1].endswith(expected)
-
-
-def test_an_emulated_nvml_is_said_to_slow_nothing(tmp_path: Path) -> None:
-    gpu = LimitedGPU()
-    gpu.virtual_clock = False
-    gpu.emulated_hardware = True  # type: ignore[attr-defined]
-    _, trainer = run(tmp_path, gpu)
-    assert "training runs on the CPU, which feels no limit: times say nothing" in trainer.lightning_module.lines[0]
-
-
-def test_limits_outside_the_range_are_named_and_nothing_is_set(tmp_path: Path) -> None:
-    gpu = LimitedGPU()
-    with pytest.raises(RecurringError, match=r"\[200.0, 300.0, 90.0\]: 300, 90 W is outside .* 100 to 260 W"):
-        run(tmp_path, gpu, limits_w=[200.0, 300.0, 90.0])
-    assert (gpu.asked_w, gpu.power_limit_w) == ([], 250.0)
-
-
-def test_without_permission_one_line_and_training_goes_on(tmp_path: Path) -> None:
-    gpu = LimitedGPU()
-    gpu.can_set_power_limit, gpu.mode, gpu.mode_reason = False, "measure-only", "needs root or zeusd"
-    callback, trainer = run(tmp_path, gpu)
-    assert (gpu.asked_w, trainer.limits_w) == ([], [250.0] * 100)
-    assert trainer.lightning_module.lines == [
-        "energy_lightning: no power limit is tried, training goes on: rank 0: needs root or zeusd"
-    ]
-    assert not (tmp_path / "power_limits.jsonl").exists()
-    assert callback.power_limit_w is None
-
-
-def test_permission_lost_in_the_sweep_gives_the_earlier_limit_back(tmp_path: Path) -> None:
-    gpu = LimitedGPU()
-
-    def before_step(step: int) -> None:
-        gpu.can_set_power_limit = step < 20
-
-    callback, trainer = run(tmp_path, gpu, fit={"before_step": before_step})
-    assert trainer.limits_w[-1] == 250.0
-    assert callback.power_limit_w is None
-    assert "may not set power limits any more" in trainer.lightning_module.lines[-1]
-
-
-def test_somebody_elses_limit_voids_the_window(tmp_path: Path) -> None:
-    gpu = LimitedGPU()
-
-    def before_step(step: int) -> None:
-        if step == 6:
-            gpu.power_limit_w = 130.0
-
-    callback, trainer = run(tmp_path, gpu, fit={"before_step": before_step})
-    assert (
-        "250 W is measured again: rank 0: asked for 250 W and had 250 W, the GPU reports 130 W now"
-        in trainer.lightning_module.lines[1]
-    )
-    assert callback.profile[0].energy_j == pytest.approx(step_of(250.0)[1])
-
-
-class Boom(RuntimeError):
-    """The user's own bug."""
-
-
-@pytest.mark.parametrize("step", [0, 1, 2, 5, 30, 90])
-def test_an_exception_gives_the_earlier_limit_back(step: int, tmp_path: Path) -> None:
-    gpu = LimitedGPU()
-
-    def before_step(now: int) -> None:
-        if now == step:
-            raise Boom
-
-    with pytest.raises(Boom):
-        run(tmp_path, gpu, fit={"before_step": before_step})
-    assert gpu.power_limit_w == 250.0
-
-
-def test_a_foreign_profile_stops_the_training_and_stays_as_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "mine.jsonl"
-    path.write_text("limit,time\n100,2\n")
-    gpu = LimitedGPU()
-    with pytest.raises(MeasurementError, match="left untouched"):
-        run(tmp_path, gpu, profile=path)
-    assert path.read_text() == "limit,time\n100,2\n"
-    assert gpu.power_limit_w == 250.0
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"objective": "speed"}, "known: energy, time, cost, max_slowdown"),
-        ({"objective": "time", "max_slowdown": 0.1}, "leave one"),
-        ({"objective": "max_slowdown"}, "needs max_slowdown"),
-        ({"max_slowdown": math.nan}, "max_slowdown"),
-        ({"eta": 2.0}, "eta"),
-        ({"max_slowdown": "5%"}, "max_slowdown must be a number, got '5%': give e.g. 0.05"),
-        ({"max_slowdown": []}, "max_slowdown"),
-        ({"eta": None}, "eta"),
-        ({"limits_w": []}, "limits_w"),
-        ({"limits_w": 200}, "must be a list of limits in W, .* got 200"),
-        ({"limits_w": "200"}, "limits_w"),
-        ({"limits_w": [200, None]}, "limits_w must be a number, got None"),
-        ({"limits_w": [True]}, "limits_w"),
-        ({"limits_w": [100.0, -1.0]}, "limits_w"),
-        ({"step_w": 0.0}, "step_w"),
-        ({"step_w": "x"}, "step_w"),
-        ({"wait_steps": -1}, "wait_steps"),
-        ({"wait_steps": 1.5}, "wait_steps must be a whole number, 0 or more, got 1.5"),
-        ({"warmup_steps": None}, "warmup_steps"),
-        ({"profile_steps": 0}, "profile_steps"),
-        ({"profile_steps": 2.5}, "profile_steps must be a whole number, 1 or more, got 2.5"),
-        ({"max_tries": 0}, "max_tries"),
-        ({"max_tries": math.nan}, "max_tries"),
-        ({"noise": 1.0}, "noise"),
-        ({"noise": "1%"}, "noise"),
-        ({"profile": 5}, "profile must be the path of a file"),
-    ],
-    ids=str,
-)
-def test_wrong_settings_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(RecurringError, match=message):
-        PowerLimitOptimizer(**options)
