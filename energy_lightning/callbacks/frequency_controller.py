@@ -73,8 +73,9 @@ class FrequencyControllerMixin:
         self._job = job = job_of(trainer)
         self._optimizer = find_callback(trainer, FrontierOptimizerMixin)
         self._device = None if job is None else job.device
-        self.plan = self.drift = self._switcher = self._fault = None
+        self.plan = self.drift = self._switcher = self._following = self._fault = None
         self._outcome, self._clock_log = _NOT_LOOKED_AT, ClockLog()
+        self._close_meter()
         if self._device is not None:
             self._switcher = FrequencySwitcher(self._device, min_dwell_s=self._min_dwell_s)
             told = not self._device.virtual_clock and find_callback(trainer, EnergyMonitorMixin) is not None
