@@ -13,6 +13,7 @@ from energy_lightning.app.hydra_jobs import checked_arguments, exit_code, run_hy
 from energy_lightning.app.predict_job import Job, run_job
 from energy_lightning.app.predict_model import FORMULA, TRAINING, EnergyModel, accuracy_of, fitted_model
 from energy_lightning.app.predict_table import energy_of, read_table
+from energy_lightning.app.settings import checked_switch
 from energy_lightning.report.prediction_pictures import draw_predicted, draw_terms
 
 CONFIG_NAME = "fit"
@@ -36,7 +37,8 @@ def _fit(job: Job) -> None:
     values = job.values
     table = read_table(values["csv"], values["columns"])
     energy_j = energy_of(table, values["energy_column"], values["energy_unit"])
-    emulated = bool(values["emulated"] or ("emulated" in table and table["emulated"].astype(str).eq("True").any()))
+    column_says = "emulated" in table and bool(table["emulated"].astype(str).eq("True").any())
+    emulated = checked_switch(values, "emulated") or column_says
     most = MOST_SEARCHED if values["method"] == FORMULA else MOST_ROWS
     if (total := len(table)) > most:
         chosen = np.sort(np.random.default_rng(0).choice(total, most, replace=False))

@@ -233,6 +233,9 @@ def fitted_model(kind: str, table: Any, energy_j: Any, settings: dict[str, Any],
     """
     if kind not in COLUMNS:
         raise ConfigError(f"unknown kind={kind}; choose one of {', '.join(COLUMNS)}")
+    methods = ("robust", "published", FORMULA)
+    if kind == INFERENCE and settings["method"] not in methods:
+        raise ConfigError(f"unknown method={settings['method']}; choose one of {', '.join(methods)}")
     kept = table[[name for name in COLUMNS[kind] if name in table.columns]]
     for name in {"speedup", "time_s"} & set(kept.columns):
         kept = kept.assign(**{name: numbers_of(kept, name, may_miss=name == "speedup")})

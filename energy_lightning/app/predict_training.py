@@ -10,6 +10,7 @@ from energy_lightning.app.predict_candidates import DTYPE, Candidates, runs_arou
 from energy_lightning.app.predict_job import Job
 from energy_lightning.app.predict_model import TRAINING, EnergyModel, fitted_model
 from energy_lightning.app.predict_table import JOULES
+from energy_lightning.app.settings import checked_seed
 from energy_lightning.emulation import GPU
 from energy_lightning.predict.sweep import emulate_run
 from energy_lightning.report.prediction_pictures import draw_terms
@@ -35,7 +36,7 @@ def predict_training(job: Job) -> None:
         if emulated_gpu is None:
             model = EnergyModel.load(values["model_file"], TRAINING)
         else:
-            model = emulated_model(candidates, emulated_gpu, values["emulated_runs"], values["seed"])
+            model = emulated_model(candidates, emulated_gpu, values["emulated_runs"], checked_seed(values))
         asked = _with_gpu_model(table_of(candidates.runs), model, values["gpu_model"])
         table = predicted_table(model, asked, level, prices)
     basis = f"{emulated_gpu.display_name} emulated" if emulated_gpu else values["model_file"]

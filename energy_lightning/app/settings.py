@@ -34,6 +34,22 @@ def check_missing(config: Any) -> None:
         raise ConfigError(f"{', '.join(missing)} must be given, e.g. {missing[0]}=VALUE")
 
 
+def checked_seed(values: Mapping[str, Any]) -> int:
+    """The setting `seed`; ConfigError unless it is a whole number >= 0."""
+    seed = values["seed"]
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ConfigError(f"seed must be a whole number >= 0, got {seed!r}")
+    return seed
+
+
+def checked_switch(values: Mapping[str, Any], name: str) -> bool:
+    """A setting that is true or false; ConfigError for anything else, which Python would take as true."""
+    value = values[name]
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be true or false, got {value!r}")
+    return value
+
+
 def build_workload(values: Mapping[str, Any]) -> Workload | None:
     """The job to rehearse (group `workload`), or None for the model's own shape. Raises WorkloadError."""
     if values["preset"] is None:

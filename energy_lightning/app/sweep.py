@@ -12,6 +12,7 @@ from energy_lightning.app.folder import COMPLETED
 from energy_lightning.app.hydra_jobs import checked_arguments, exit_code, run_hydra
 from energy_lightning.app.predict_job import Job, run_job, terminated_as_interrupted
 from energy_lightning.app.predict_model import TRAINING, fitted_model
+from energy_lightning.app.settings import checked_switch
 from energy_lightning.app.sweep_factors import effects_of
 from energy_lightning.app.sweep_measured import (
     Machine,
@@ -121,14 +122,14 @@ def _rows(job: Job, machine: Machine | None) -> tuple[list[Settings], list[Setti
 
     else:
         options = measuring_options(values)
-        runs = with_baselines(runs) if values["baselines"] else runs
+        runs = with_baselines(runs) if checked_switch(values, "baselines") else runs
         keyed = {measured_key(run, machine, options): run for run in runs}
 
         def produce(missing: list[tuple[str, Settings]]) -> Iterable[Outcome]:
             return measure_training(missing, machine, values, options)
 
     doing = "emulated" if machine is None else "measured"
-    path, retry = job.folder.path / "runs.jsonl", values["retry_failed"]
+    path, retry = job.folder.path / "runs.jsonl", checked_switch(values, "retry_failed")
     with job.status() as update, alone_with(path):
         found = collect(keyed, RunFile(path, retry), produce, lambda n: update(f"{doing} {n} of {len(keyed)} runs"))
     if machine is None:

@@ -18,6 +18,7 @@ import numpy as np
 from energy_lightning.app.fit import write_fit
 from energy_lightning.app.predict_job import Job, run_job
 from energy_lightning.app.predict_model import INFERENCE, EnergyModel, fitted_model
+from energy_lightning.app.settings import checked_seed, checked_switch
 from energy_lightning.app.sweep import say_how_it_went
 from energy_lightning.app.sweep_launch import measured_outcomes
 from energy_lightning.app.sweep_measured import Machine, machine_for, measured_key, measuring_options, timeout_of
@@ -47,6 +48,7 @@ def serving_design(values: Mapping[str, Any]) -> list[Settings]:
         if not given or any(isinstance(v, bool) or not isinstance(v, int) or v < 1 for v in given):
             raise ConfigError(f"{name} must be a list of whole numbers > 0, got {values[name]!r}")
         lists.append(list(dict.fromkeys(given)))
+    seed = checked_seed(values)
     count, total = values["count"], math.prod(map(len, lists))
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
         raise ConfigError(f"count must be a whole number > 0, or null for all combinations, got {count!r}")
@@ -55,7 +57,7 @@ def serving_design(values: Mapping[str, Any]) -> list[Settings]:
     runs = [dict(zip(FACTORS, combination, strict=True)) for combination in itertools.product(*lists)]
     if count is None or count >= total:
         return runs
-    return [runs[i] for i in np.random.default_rng(values["seed"]).choice(total, count, replace=False)]
+    return [runs[i] for i in np.random.default_rng(seed).choice(total, count, replace=False)]
 
 
 def _sweep(job: Job) -> None:
@@ -122,7 +124,7 @@ def _rows(
             return _measured(missing, model, machine, options, timeout_of(values))
 
     doing = "emulated" if machine is None else "measured"
-    path, retry = job.folder.path / "runs.jsonl", values["retry_failed"]
+    path, retry = job.folder.path / "runs.jsonl", checked_switch(values, "retry_failed")
     with job.status() as update, alone_with(path):
         return collect(keyed, RunFile(path, retry), produce, lambda n: update(f"{doing} {n} of {len(keyed)} runs"))
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from energy_lightning.app.settings import checked_seed
 from energy_lightning.emulation import GPU, check_memory
 from energy_lightning.predict.proxies import STRATEGIES
 from energy_lightning.predict.sweep import FineTuningRun, emulated_sweep
@@ -41,10 +42,10 @@ def design(values: Mapping[str, Any]) -> list[Settings]:
     "single" takes one GPU whatever num_gpus says, tp and fsdp those of num_gpus above one.
 
     Raises:
-        ConfigError: a factor without values, too many combinations, or count or tokens out of range.
+        ConfigError: a factor without values, too many combinations, or count, seed or tokens out of range.
     """
     lists = [_values_of(name, values[name]) for name in FACTORS]
-    tokens, count = values["tokens"], values["count"]
+    tokens, count, seed = values["tokens"], values["count"], checked_seed(values)
     if isinstance(tokens, bool) or not isinstance(tokens, (int, float)) or not 0.0 < tokens < math.inf:
         raise ConfigError(f"tokens must be a finite number > 0 (of each run), got {tokens!r}")
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
@@ -59,7 +60,7 @@ def design(values: Mapping[str, Any]) -> list[Settings]:
         raise ConfigError("no run has these values: single goes with one GPU, tp and fsdp with num_gpus above one")
     if count is None or count >= len(everything):
         return everything
-    chosen = np.random.default_rng(values["seed"]).choice(len(everything), count, replace=False)
+    chosen = np.random.default_rng(seed).choice(len(everything), count, replace=False)
     return [everything[i] for i in chosen]
 
 
@@ -97,8 +98,6 @@ class RunFile:
     known: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.retry_failed, bool):
-            raise ConfigError(f"retry_failed must be true or false, got {self.retry_failed!r}")
         if not self.path.exists():
             return
         content = self.path.read_bytes()

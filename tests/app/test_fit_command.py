@@ -39,6 +39,8 @@ def test_kilowatt_hours_are_converted_or_suspected(tmp_path: Path, capsys: pytes
         ({}, ["csv=none.csv"], "no file none.csv"),
         ({}, ["kind=trainig"], "unknown kind=trainig; choose one of training, inference"),
         ({}, ["kind=training"], "missing columns num_layers, hidden_size, ffn_size, sequence_length, tokens"),
+        ({}, ["method=quantum"], "unknown method=quantum; choose one of robust, published, formula"),
+        ({}, ["emulated=no"], "emulated must be true or false, got 'no'"),
         ({}, ["energy_unit=MWh"], "unknown energy_unit=MWh; choose one of J, mJ, kJ, Wh, kWh"),
         ({}, ["columns.batch_size=b"], "columns.batch_size=b: "),
         ({"batch_size": 0}, [], "column batch_size must be finite and > 0: row 0 has 0"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from energy_lightning.app.settings import build_workload
+from energy_lightning.app.settings import build_workload, checked_seed, checked_switch
+from energy_lightning.types import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -20,3 +21,17 @@ def test_a_sequence_length_that_is_given_stays() -> None:
     job = build_workload({"preset": "bert_large", "sequence_length": 128})
     assert job is not None
     assert job.sequence_length == 128
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, True, "x", None])
+def test_seeds_that_are_none_are_named(seed: object) -> None:
+    assert checked_seed({"seed": 3}) == 3
+    with pytest.raises(ConfigError, match="seed must be a whole number >= 0, got"):
+        checked_seed({"seed": seed})
+
+
+@pytest.mark.parametrize("value", ["no", "maybe", 0, None])
+def test_switches_are_true_or_false(value: object) -> None:
+    assert checked_switch({"emulated": True}, "emulated") is True
+    with pytest.raises(ConfigError, match="emulated must be true or false, got"):
+        checked_switch({"emulated": value}, "emulated")

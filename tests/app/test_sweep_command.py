@@ -140,6 +140,7 @@ def test_drawn_runs_are_different_and_repeatable() -> None:
         ({"strategy": ["ddp"]}, "unknown strategy=ddp; choose from single, tp, fsdp"),
         ({"strategy": ["tp"], "num_gpus": [1]}, "no run has these values"),
         ({"count": 0}, "count must be a whole number > 0"),
+        ({"seed": -1}, "seed must be a whole number >= 0, got -1"),
         ({"tokens": float("inf")}, "tokens must be a finite number > 0"),
         ({"num_layers": list(range(1, 2001))}, "have 256000 combinations, at most 200000"),
     ],
