@@ -10,10 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from lens_tables import configurations, measured, published_law
+from scipy.optimize._numdiff import approx_derivative
 from sklearn.base import clone
 
 from energy_lightning.predict import FormulaSearch, OutOfRangeWarning, PredictionError, mape_pct
-from energy_lightning.predict.power_sums import PowerSum, Term, power_sum
+from energy_lightning.predict.power_sums import PowerSum, Term, _Fit, power_sum
 
 QUICK = {"num_searches": 1, "num_evaluations": 10_000}
 LOGS = {"x": np.array([0.5, 1.0, 2.0]), "y": np.array([1.0, 4.0, 0.2])}
@@ -221,3 +222,14 @@ def test_what_no_search_found_is_refused(changed: dict[str, object]) -> None:
     FormulaSearch().use(found, table, energy)
     with pytest.raises(PredictionError, match="search again"):
         FormulaSearch().use(found | changed, table, energy)
+
+
+def test_the_fit_follows_the_slopes_of_its_residuals() -> None:
+    rng = np.random.default_rng(0)
+    logs = {"x": rng.normal(size=9), "y": rng.normal(size=9)}
+    formula = PowerSum((Term(0.0, {"x": 1.0, "y": 1.0}), Term(0.0, {}), Term(0.0, {"y": 1.0})))
+    fit = _Fit.of(formula, logs, 0.3 * rng.normal(size=9))
+    constants = rng.normal(size=6)
+    slopes = approx_derivative(fit.residuals, constants, method="3-point")  # (n + K, K)
+    jacobian = fit.jacobian(constants).T
+    assert jacobian == pytest.approx(slopes, rel=1e-5, abs=1e-5)
