@@ -162,7 +162,8 @@ def customize_site() -> None:
     sys.modules.pop("sitecustomize", None)
     with suppress(ModuleNotFoundError):
         importlib.import_module("sitecustomize")
-        importlib.reload(sys.modules["pynvml"])
+        if "pynvml" in sys.modules:
+            importlib.reload(sys.modules["pynvml"])
 
 
 def run(arguments: list[str]) -> None:
