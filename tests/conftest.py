@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from loaded_python import loaded_python
 
 # Lightning and torch.distributed leave these behind in a process that has trained; a process started from it would
@@ -49,9 +50,11 @@ def quick_python() -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def _launcher_environment() -> Iterator[None]:
-    """Leave the launchers' environment variables after each test as they were before all."""
+def _no_training_left() -> Iterator[None]:
+    """Leave no process group, and the launchers' environment variables as they were before all tests."""
     yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
     for name, value in _AT_START.items():
         if value is None:
             os.environ.pop(name, None)
