@@ -128,6 +128,7 @@ class PartitionMeter:
         self._device, self._runner, self._settings = device, runner, settings or WindowSettings()
         self._agree, self._longest = agree, longest
         self._meter = EnergyMeter(device, refresh_s=refresh_s)
+        self._locked_mhz: int | None = None  # by the attempt under way
         self._seen_mhz, self._throttle_reasons = 0, tuple[str, ...]()  # while the last runs were under way
         self._watching_failed: Exception | None = None
         self._lowest_capped_mhz: dict[str, int] = {}  # partition -> clock that was not to be had after all retries
@@ -220,13 +221,20 @@ class PartitionMeter:
         return done[0]
 
     def _lock(self, config: PartitionConfig) -> None:
-        device = self._device
+        device, self._locked_mhz = self._device, None
         if self._locks:
             device.lock_frequency(config.frequency_mhz)
             if not device.can_lock_frequency:
                 raise ControlLostError(f"{device.name} may not be clocked any more")
+            self._locked_mhz = config.frequency_mhz
+            self._check_lock()
             if not device.virtual_clock:  # there the change itself takes its time
                 device.idle(_SETTLING_CHANGES * device.switch_time_s)
+
+    def _check_lock(self) -> None:
+        """The handler of a signal that ends the run gives the clock back: from then on nothing here says anything."""
+        if self._locked_mhz not in (None, self._device.requested_frequency_mhz()):
+            raise DeviceError(f"the clock of {self._device.name} was given back while it was measured")
 
     def _warm_up(self, run: Run) -> float:
         """Run a few times; returns the time of one execution in s."""
@@ -260,6 +268,7 @@ class PartitionMeter:
         done = work()
         if self._watching_failed is not None:
             raise self._watching_failed
+        self._check_lock()
         return done
 
     def _clock_fault(self, config: PartitionConfig) -> str | None:

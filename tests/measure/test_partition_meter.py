@@ -121,6 +121,30 @@ def test_the_clock_is_given_back_when_the_work_raises() -> None:
     assert device.calls[-1] == ("reset", 0)
 
 
+@pytest.mark.parametrize("at_run", [0, 1, 8])
+def test_nothing_is_learned_once_a_signal_has_given_the_clock_back(at_run: int) -> None:
+    """Before the lock, which then is none; in the warm-up; in the window. Other clocks would seem to be unreachable."""
+    device, num_runs = ScriptedDevice(), 0
+
+    def give_back() -> None:
+        device.reset_frequency()
+        device.lock_frequency = lambda frequency_mhz: None  # type: ignore[method-assign]  # as of a closed device
+
+    def run() -> None:
+        nonlocal num_runs
+        num_runs += 1
+        device.work(1.0)
+        if num_runs == at_run:
+            give_back()
+
+    if at_run == 0:
+        give_back()
+    meter = PartitionMeter(device, CallableRunner(lambda partition, schedule: run))
+    with pytest.raises(DeviceError, match="given back"):
+        meter.measure(PARTITION, PartitionConfig("fwd_attn", 1410))  # which the GPU runs at by itself as well
+    assert num_runs <= 11  # one warm-up and one window
+
+
 def test_a_clock_that_stands_still_is_a_named_error() -> None:
     device = ScriptedDevice()
     meter = PartitionMeter(device, CallableRunner(lambda partition, schedule: lambda: None))
