@@ -101,6 +101,13 @@ def test_low_floors_need_no_heavy_package(floors: tuple[int, ...]) -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_the_process_that_starts_a_training_loads_little() -> None:
+    code = "import energy_lightning.app.train, sys\n"
+    code += f"print([name for name in {(*HEAVY, 'scipy', 'sklearn', 'pandas')} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")

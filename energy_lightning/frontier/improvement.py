@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import sparse
-from scipy.optimize import Bounds, LinearConstraint, milp
 
 from energy_lightning.frontier.pareto import Floats, Indices
 from energy_lightning.frontier.pipeline import PipelineGraph
@@ -88,6 +86,9 @@ def _solved(
 
     Variables: starts (m,), one binary a choice (k,), the end of the iteration. Times in units of the longest choice.
     """
+    from scipy import sparse  # here: loading both takes many times what reading a frontier does
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
     window, menus = window_and_menus
     owner = np.repeat(np.arange(len(window)), [len(menu) for menu in menus])
     time_s = np.concatenate([graph.choices[graph.kinds[i]].time_s[m] for i, m in zip(window, menus, strict=True)])

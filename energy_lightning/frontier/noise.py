@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from energy_lightning.frontier.pareto import FrontierError
 
@@ -88,6 +87,8 @@ def is_tie(a: NoisyValue, b: NoisyValue, *, confidence: float = 0.95, relative_n
         raise FrontierError(f"confidence must lie between 0 and 1, got {confidence}")
     if not 0.0 <= relative_noise < math.inf:
         raise FrontierError(f"relative_noise must be finite and >= 0 (a fraction of the value), got {relative_noise}")
+    from scipy.special import stdtrit  # here: few who read frontiers compare means
+
     difference = abs(a.mean - b.mean)
     variances, freedoms = zip(*(_error_of_mean(value, relative_noise) for value in (a, b)), strict=True)
     variance = sum(variances)
@@ -96,7 +97,7 @@ def is_tie(a: NoisyValue, b: NoisyValue, *, confidence: float = 0.95, relative_n
     # Welch-Satterthwaite; a variance taken from the known noise has infinitely many degrees of freedom.
     spread = sum(v * v / f for v, f in zip(variances, freedoms, strict=True) if math.isfinite(f))
     freedom = variance * variance / spread if spread > 0.0 else math.inf
-    limit = float(stats.t.ppf(0.5 + confidence / 2.0, freedom))
+    limit = float(stdtrit(freedom, 0.5 + confidence / 2.0))
     return difference <= limit * math.sqrt(variance)
 
 

@@ -7,14 +7,16 @@ its predecessors. HiGHS solves it in milliseconds to seconds.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
-from scipy.optimize import Bounds, LinearConstraint, milp
 
 from energy_lightning.frontier.pareto import Floats, FrontierError, Indices
 from energy_lightning.frontier.pipeline import PipelineGraph
+
+if TYPE_CHECKING:  # loaded by the functions that solve: it takes many times what reading a frontier does
+    from scipy import sparse
 
 _ROUNDING = 1e-9  # relative tolerance on times
 _FULL = 1e-6  # a segment within this fraction of its end counts as there
@@ -69,6 +71,8 @@ class Relaxation:
         not at all, and who waits for whom. That leaves a program many times faster to solve, whose solutions hold all
         mixtures of the two and hardly cost more than the best. Raises FrontierError if HiGHS gives up.
         """
+        from scipy.optimize import Bounds, LinearConstraint, milp
+
         pieces, num = self._pieces, len(self._least_s)
         full, free, tight = self._common(between)
         least_s = self._least_s + np.bincount(pieces.instruction[full], pieces.length_s[full], minlength=num)
@@ -123,6 +127,8 @@ def _constraints(graph: PipelineGraph, owner: Indices) -> sparse.csc_matrix:
 
     `owner` (k,) is the instruction that each piece lengthens.
     """
+    from scipy import sparse
+
     num, edges, rows = len(graph.instructions), graph.edges, _ending(graph)
     num_rows, num_last = len(rows), len(rows) - len(edges)
     every = np.arange(num_rows)

@@ -9,6 +9,7 @@ way. A batch is chosen one by one: each choice is assumed to come out at its mea
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +19,12 @@ from energy_lightning.frontier import pareto_front
 from energy_lightning.search.acquisition import expected_improvement, improvement
 from energy_lightning.search.design import levels, take_balanced
 from energy_lightning.search.features import features
-from energy_lightning.search.gaussian_process import GaussianProcess
 from energy_lightning.search.history import Observations
 from energy_lightning.search.proposer import INITIAL, BatchSizes, Prediction
 from energy_lightning.search.space import Floats, SearchSpace
+
+if TYPE_CHECKING:  # loaded where it is fitted: its part of scipy takes longer than all of a search's report
+    from energy_lightning.search.gaussian_process import GaussianProcess
 
 _RENEWED = 32  # scores computed at once
 # Deciding is cheap beside measuring, so batches are small: each one learns from the one before.
@@ -89,6 +92,8 @@ class GreedyPasses:
         return self.sizes.faded(seen)
 
     def _models(self, seen: Observations) -> tuple[GaussianProcess, GaussianProcess]:
+        from energy_lightning.search.gaussian_process import GaussianProcess
+
         targets = np.log(np.stack([seen.time_s, seen.energy_j], axis=1))
         if self._log_prior is not None:
             targets = targets - self._log_prior[seen.indices]
