@@ -9,7 +9,7 @@
 
 Positive factors make every term a part of the energy that `explain` can show, and no prediction negative. EnergyLens's
 prefill, decode and overhead are such terms but for its eps. Fit: least squares of ln(predicted / measured) whose loss
-bends for outliers, analytic gradient, exponents drawn weakly to 0.
+bends for outliers (`loss`), analytic gradient, exponents drawn weakly to 0.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from scipy.optimize import leastsq
 
 from energy_lightning.predict.columns import Columns, Floats, PredictionError
+from energy_lightning.predict.loss import bent, bent_slope
 
 _SCALE = 0.07  # relative error beyond which the loss bends, as in `fitting`
-_BEND = 1.5
 _EXPONENT_DEVIATION, _FACTOR_DEVIATION = 1.5, 10.0
 _MOST_EXPONENT = 4.0
 _NEW_SHARE = np.log(0.05)  # of the energy: where a term that was just added starts
@@ -165,14 +165,12 @@ class _Fit:
     def residuals(self, constants: Floats) -> Floats:
         """(n + K,): of the rows, bent for outliers, then of what draws the constants."""
         off, _ = self._off(constants)
-        bent = off * np.sqrt(2.0 / (1.0 + np.sqrt(1.0 + (off / _BEND) ** 2)))
-        return np.concatenate([bent, (constants - self.middle) / self.deviations])
+        return np.concatenate([bent(off), (constants - self.middle) / self.deviations])
 
     def jacobian(self, constants: Floats) -> Floats:
         """(K, n + K)."""
         off, shares = self._off(constants)
-        q = np.sqrt(1.0 + (off / _BEND) ** 2)
-        slope = 1.0 / (q * np.sqrt(2.0 / (1.0 + q))) / _SCALE
+        slope = bent_slope(off) / _SCALE
         return np.hstack([(shares * slope)[self.term_of] * self.by, np.diag(1.0 / self.deviations)])
 
     def _off(self, constants: Floats) -> tuple[Floats, Floats]:

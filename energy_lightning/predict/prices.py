@@ -10,9 +10,10 @@
     effects  (f,)     strategies, ln of the efficiency      0, 0.15
     slope    -        of ln R                               1, 0.05
 
-Minimises sum_i rho(r_i / noise) + sum_k ((theta_k - mean_k) / deviation_k)^2 / 2 with rho the pseudo-Huber loss, by
-Levenberg-Marquardt with analytic gradients; noise is estimated from what is left. What few runs cannot tell stays at
-its prior or at the other GPU models' prices (partial pooling), so the law needs no fewest number of runs a GPU model.
+Minimises sum_i rho(r_i / noise) + sum_k ((theta_k - mean_k) / deviation_k)^2 / 2 with rho the pseudo-Huber loss (see
+`loss`), by Levenberg-Marquardt with analytic gradients; noise is estimated from what is left. What few runs cannot tell
+stays at its prior or at the other GPU models' prices (partial pooling), so the law needs no fewest number of runs a GPU
+model.
 
 Priors are ours. Source of partial pooling: Gelman & Hill, Data Analysis Using Regression and Multilevel Models (2007).
 """
@@ -25,6 +26,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from energy_lightning.predict.columns import Columns, Floats
+from energy_lightning.predict.loss import bent, bent_slope
 
 # Of the GPU in the table above, fp16 or fp32: 2e-11 J a FLOP at full load, 4e-10 J a byte; a layer launches about 50
 # kernels of 10 us, forward and backward. A hidden value is read and written some 20 times, a weight's update 30 bytes.
@@ -46,7 +48,6 @@ _PRIOR_J = {
 }
 _PRICE_DEVIATION, _OFFSET_DEVIATION, _OWN_DEVIATION = 1.5, 3.0, 0.8
 _EFFECT_DEVIATION, _SLOPE_DEVIATION = 0.15, 0.05
-_BEND = 1.5
 _ROUNDS = 3
 _FIRST_NOISE, _LEAST_NOISE, _MOST_NOISE = 0.08, 0.03, 0.5
 _MOST_EVALUATIONS = 60
@@ -152,13 +153,11 @@ class _Problem:
         """theta of least loss."""
 
         def residuals(theta: Floats) -> Floats:
-            r = (self.predict(theta) - self.target) / noise
-            bent = r * np.sqrt(2.0 / (1.0 + np.sqrt(1.0 + (r / _BEND) ** 2)))  # squared: twice the pseudo-Huber loss
-            return np.concatenate([bent, (theta - self.mean) / self.deviation])
+            off = (self.predict(theta) - self.target) / noise
+            return np.concatenate([bent(off), (theta - self.mean) / self.deviation])
 
         def jacobian(theta: Floats) -> Floats:
-            q = np.sqrt(1.0 + ((self.predict(theta) - self.target) / noise / _BEND) ** 2)
-            slope = 1.0 / (q * np.sqrt(2.0 / (1.0 + q))) / noise
+            slope = bent_slope((self.predict(theta) - self.target) / noise) / noise
             return np.vstack([slope[:, None] * self.gradient(theta), np.diag(1.0 / self.deviation)])
 
         found = least_squares(
