@@ -21,7 +21,7 @@ from energy_lightning.recurring.errors import (
     truth,
     whole,
 )
-from energy_lightning.recurring.runs import Belief, CostRule, Outcome, Run, View
+from energy_lightning.recurring.runs import Belief, CostRule, Run, View
 from energy_lightning.recurring.settings import POLICIES, JobSettings, seed_and_clock, stored_settings
 from energy_lightning.recurring.store import RunStore
 
@@ -280,26 +280,7 @@ class BatchSizeOptimizer:
             return self._view(connection, _limit(power_limit_w))
 
     def _view(self, connection: Connection, power_limit_w: float | None) -> View:
-        arms = {size: arm for arm, size in enumerate(self.batch_sizes)}
-        known = [run for run in self._comparable(connection) if run.batch_size in arms]
-        outcomes = [
-            Outcome(
-                arm=arms[run.batch_size],
-                cost=self.cost(run.energy_j, run.time_s),
-                reached=run.reached_target,
-                power_limit_w=run.power_limit_w,
-            )
-            for run in known
-            if run.energy_j is not None and run.time_s is not None
-        ]
-        return View(
-            batch_sizes=self.batch_sizes,
-            default=arms[self.default],
-            outcomes=outcomes,
-            window=self.settings.window,
-            running=frozenset(arms[run.batch_size] for run in known if run.state == "running"),
-            power_limit_w=power_limit_w,
-        )
+        return self.settings.view(self._comparable(connection), power_limit_w)
 
     def _never_reached(self) -> str:
         return (

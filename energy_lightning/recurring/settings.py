@@ -9,7 +9,7 @@ from typing import Any
 
 from energy_lightning.recurring import learned, published
 from energy_lightning.recurring.errors import RecurringError, StoreError, number, whole
-from energy_lightning.recurring.runs import CostRule
+from energy_lightning.recurring.runs import CostRule, Outcome, Run, View
 from energy_lightning.recurring.store import RunStore, read_settings
 
 POLICIES = {"learned": learned, "published": published}
@@ -83,6 +83,32 @@ class JobSettings:
     def cost(self) -> CostRule:
         """What a run costs."""
         return CostRule(eta=self.eta, max_power_w=self.max_power_w)
+
+    def view(self, runs: Iterable[Run], power_limit_w: float | None) -> View:
+        """What a policy may look at of `runs` (finished ones first, in order), for a run under `power_limit_w`.
+
+        Runs of sizes that are no longer offered are left out.
+        """
+        arms, cost = {size: arm for arm, size in enumerate(self.batch_sizes)}, self.cost
+        known = [run for run in runs if run.batch_size in arms]
+        outcomes = [
+            Outcome(
+                arm=arms[run.batch_size],
+                cost=cost(run.energy_j, run.time_s),
+                reached=run.reached_target,
+                power_limit_w=run.power_limit_w,
+            )
+            for run in known
+            if run.energy_j is not None and run.time_s is not None
+        ]
+        return View(
+            batch_sizes=self.batch_sizes,
+            default=arms[self.default],
+            outcomes=outcomes,
+            window=self.window,
+            running=frozenset(arms[run.batch_size] for run in known if run.state == "running"),
+            power_limit_w=power_limit_w,
+        )
 
 
 def stored_settings(store: RunStore) -> JobSettings:
