@@ -91,8 +91,11 @@ def emulated_for(given: str | None, workload: Workload | None, gpu: str, clock_s
     """
     if workload is None:
         if given == "emulated":
-            raise DeviceError("an emulated device needs a workload: EnergyMonitor(device='emulated', workload=...)")
-        note = "energy is not measured: no NVIDIA GPU, and no workload to emulate (EnergyMonitor(workload=...))"
+            raise DeviceError(
+                "an emulated device needs a workload: give workload=..., a Workload or the name of a preset, "
+                "e.g. 'llama3.2_3b_tp8'"
+            )
+        note = "energy is not measured: no NVIDIA GPU, and no workload to emulate (give workload=...)"
         return Monitored(ClockOnly(clock_s), note=note)
     device = open_device("emulated", gpu=gpu, workload=workload)
     assert isinstance(device, EmulatedDevice)
