@@ -195,34 +195,46 @@ class EnergyModel:
             PredictionError: its table has energies that are no numbers.
         """
         import pandas
-        import yaml
 
         file = Path(path)
         if not file.is_file():
             raise ConfigError(f"no model file {file}; write one with `energy-lightning fit kind={kind} csv=FILE`")
+        content = _content_of(file)
         try:
-            content = yaml.safe_load(file.read_text(encoding="utf-8"))
-            if not isinstance(content, dict):
-                raise TypeError("it holds no settings")
             found, settings, emulated = content["kind"], dict(content["settings"]), bool(content["emulated"])
-            version, search = content.get("version", 1), content.get("found")
-            if not isinstance(version, int) or version > _VERSION:
-                raise ConfigError(
-                    f"{file} is of version {version}, this energy_lightning knows {_VERSION}: update it, or fit again"
-                )
             table = pandas.read_csv(io.StringIO(content["table"]))
-        except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
-            if isinstance(error, ConfigError):
-                raise
-            why = " ".join(str(error).split())[:200]
-            raise ConfigError(f"{file} is no model file ({why}); write one with `energy-lightning fit`") from error
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise _no_model(file, error) from error
         if found != kind:
             raise ConfigError(f"{file} is a model of {found}, not of {kind}: use `energy-lightning predict {found}`")
         if ENERGY not in table.columns:
             raise ConfigError(f"{file}: its table has no column {ENERGY}; fit again")
         numbers_of(table, ENERGY)
         chosen = {name: settings[name] for name in SETTINGS[kind] if name in settings}
-        return cls(kind, chosen, table, emulated, search)
+        return cls(kind, chosen, table, emulated, content.get("found"))
+
+
+def _content_of(file: Path) -> dict[str, Any]:
+    """What a model file holds. ConfigError where that is nothing of ours, or of a newer version."""
+    import yaml
+
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise _no_model(file, error) from error
+    if not isinstance(content, dict):
+        raise _no_model(file, "it holds no settings")
+    version = content.get("version", 1)
+    if not isinstance(version, int) or version > _VERSION:
+        raise ConfigError(
+            f"{file} is of version {version}, this energy_lightning knows {_VERSION}: update it, or fit again"
+        )
+    return content
+
+
+def _no_model(file: Path, why: object) -> ConfigError:
+    reason = " ".join(str(why).split())[:200]
+    return ConfigError(f"{file} is no model file ({reason}); write one with `energy-lightning fit`")
 
 
 def fitted_model(kind: str, table: Any, energy_j: Any, settings: dict[str, Any], *, emulated: bool) -> EnergyModel:
