@@ -9,7 +9,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from energy_lightning.frontier import pareto_front
-from energy_lightning.predict.columns import Floats, PredictionError, names_of, positive, rows
+from energy_lightning.predict.columns import (
+    Floats,
+    PredictionError,
+    checked_positive,
+    names_of,
+    numbers,
+    positive,
+    rows,
+)
 
 
 class Chooser:
@@ -33,6 +41,8 @@ class Chooser:
             raise PredictionError("give latency_column and max_latency together, or neither")
         energy_j = self.predict(table)
         if latency_column is not None and max_latency is not None:
+            if isinstance(max_latency, bool) or not isinstance(max_latency, (int, float, np.number)):
+                raise PredictionError(f"max_latency must be a number in {latency_column}'s unit, got {max_latency!r}")
             latency = _latency(table, latency_column)
             if not (latency <= max_latency).any():
                 raise PredictionError(
@@ -76,18 +86,28 @@ class Scores:
     regret_pct: float
 
 
+def _both(energy_j: ArrayLike, predicted_j: ArrayLike) -> tuple[Floats, Floats]:
+    measured, predicted = checked_positive(energy_j, "energy_j"), numbers(predicted_j, "predicted_j")
+    if predicted.shape != measured.shape or not np.isfinite(predicted).all():  # NaN would be chosen as the least
+        raise PredictionError(
+            f"need one finite prediction for each of {len(measured)} energies, got shape {predicted.shape} with "
+            f"{int((~np.isfinite(predicted)).sum())} that are not finite"
+        )
+    return measured, predicted
+
+
 def mape_pct(energy_j: ArrayLike, predicted_j: ArrayLike) -> float:
-    """Mean absolute percentage error."""
-    measured = np.asarray(energy_j, dtype=np.float64)
-    return float(np.abs(np.asarray(predicted_j, dtype=np.float64) / measured - 1.0).mean() * 100.0)
+    """Mean absolute percentage error. PredictionError as of `scores`."""
+    measured, predicted = _both(energy_j, predicted_j)
+    return float(np.abs(predicted / measured - 1.0).mean() * 100.0)
 
 
 def pairwise_pct(energy_j: ArrayLike, predicted_j: ArrayLike) -> float:
     """Share of pairs of different measured energy that are ordered right; equal predictions count half.
 
-    Raises PredictionError when no two measured energies differ.
+    Raises PredictionError when no two measured energies differ, or as of `scores`.
     """
-    measured, predicted = (np.asarray(v, dtype=np.float64) for v in (energy_j, predicted_j))
+    measured, predicted = _both(energy_j, predicted_j)
     i, j = np.triu_indices(len(measured), 1)
     differs = measured[i] != measured[j]
     if not differs.any():
@@ -97,8 +117,11 @@ def pairwise_pct(energy_j: ArrayLike, predicted_j: ArrayLike) -> float:
 
 
 def scores(energy_j: ArrayLike, predicted_j: ArrayLike) -> Scores:
-    """Of one scenario; regret = extra measured energy of the configuration predicted least, against the least."""
-    measured, predicted = (np.asarray(v, dtype=np.float64) for v in (energy_j, predicted_j))
+    """Of one scenario; regret = extra measured energy of the configuration predicted least, against the least.
+
+    Raises PredictionError unless there are as many predictions as energies, finite, the energies > 0.
+    """
+    measured, predicted = _both(energy_j, predicted_j)
     chosen = int(np.argmin(predicted))
     return Scores(
         mape_pct=mape_pct(measured, predicted),

@@ -112,6 +112,20 @@ def checked_energy(energy_j: ArrayLike, num_rows: int) -> Floats:
     return energies
 
 
+def checked_level(level: Any) -> float:
+    """The probability that an interval is to have; PredictionError unless it lies between 0 and 1, both excluded."""
+    if isinstance(level, bool) or not isinstance(level, (int, float, np.number)) or not 0.0 < level < 1.0:
+        raise PredictionError(f"level must be a probability between 0 and 1, e.g. 0.9, got {level!r}")
+    return float(level)
+
+
+def checked_whole(name: str, value: Any, *, least: int) -> int:
+    """A setting that counts something; PredictionError unless it is a whole number >= `least`."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise PredictionError(f"{name} must be a whole number >= {least}, got {value!r}")
+    return int(value)
+
+
 def equally_long(columns: Mapping[str, Floats]) -> None:
     """PredictionError naming two columns that differ in length."""
     lengths = {name: len(values) for name, values in columns.items()}
@@ -123,7 +137,9 @@ def equally_long(columns: Mapping[str, Floats]) -> None:
             )
 
 
-def flag_units(energy_j: Floats, work: Floats, low: float, high: float, unit_of_work: str) -> str | None:
+def flag_units(
+    energy_j: Floats, work: Floats, low: float, high: float, unit_of_work: str, *, stacklevel: int = 3
+) -> str | None:
     """UnitWarning, and its text, where energy / work lies outside [low, high] J per unit of work.
 
     Either the median does, or single rows that are far off it too: a table of two units.
@@ -138,14 +154,14 @@ def flag_units(energy_j: Floats, work: Floats, low: float, high: float, unit_of_
             f"suspicious magnitude: {len(odd)} of {len(each)} rows, the first is row {odd[0]} with {each[odd[0]]:.3g} "
             f"J {unit_of_work}, where the median is {typical:.3g}. energy_j must be in joules in every row"
         )
-        warnings.warn(text, UnitWarning, stacklevel=4)
+        warnings.warn(text, UnitWarning, stacklevel=stacklevel)
         return text
     guess = "kWh: multiply by 3.6e6" if typical * _JOULE_PER_KWH <= high and typical < low else "mJ: divide by 1000"
     text = (
         f"suspicious magnitude: the median energy is {typical:.3g} J {unit_of_work}, plausible is {low:g} to {high:g}. "
         f"energy_j must be in joules; these may be {guess}"
     )
-    warnings.warn(text, UnitWarning, stacklevel=4)
+    warnings.warn(text, UnitWarning, stacklevel=stacklevel)
     return text
 
 
@@ -168,14 +184,19 @@ class FittedRange:
             counts[name] = int(((columns[name] < low - slack) | (columns[name] > high + slack)).sum())
         return {name: count for name, count in counts.items() if count}
 
-    def warn_outside(self, columns: Mapping[str, Floats], who: str) -> None:
-        """One OutOfRangeWarning naming every column with rows outside the range."""
+    def warn_outside(self, columns: Mapping[str, Floats], who: str, *, stacklevel: int = 3) -> None:
+        """One OutOfRangeWarning naming every column with rows outside the range; by default at our caller's caller."""
         if outside := self.outside(columns):
             parts = [
                 f"{name} in {count} rows (fitted on {self.bounds[name][0]:g} to {self.bounds[name][1]:g})"
                 for name, count in outside.items()
             ]
-            warnings.warn(f"{who} extrapolates: {'; '.join(parts)}", OutOfRangeWarning, stacklevel=3)
+            warnings.warn(f"{who} extrapolates: {'; '.join(parts)}", OutOfRangeWarning, stacklevel=stacklevel)
+
+
+def index_of(table: Any) -> Any:
+    """The row labels of a DataFrame, for a result that goes with it; None for a mapping."""
+    return table.index if hasattr(table, "iloc") else None
 
 
 def rows(table: Any, indices: NDArray[np.intp]) -> Any:
@@ -184,4 +205,5 @@ def rows(table: Any, indices: NDArray[np.intp]) -> Any:
         return table.iloc[indices]
     import pandas
 
-    return pandas.DataFrame({name: np.asarray(values) for name, values in table.items()}).iloc[indices]
+    names = table.keys() if isinstance(table, Mapping) else table.columns  # the latter: another library's frame
+    return pandas.DataFrame({name: np.asarray(table[name]) for name in names}).iloc[indices]

@@ -36,13 +36,16 @@ from energy_lightning.predict.columns import (
     PredictionError,
     PredictionWarning,
     checked_energy,
+    checked_level,
+    flag_units,
+    index_of,
     names_of,
     numbers,
     positive,
     require,
 )
 from energy_lightning.predict.genetic import searched
-from energy_lightning.predict.lens import OPTIONAL, REQUIRED, EnergyLens
+from energy_lightning.predict.lens import OPTIONAL, PLAUSIBLE_J, REQUIRED, EnergyLens
 from energy_lightning.predict.power_sums import PowerSum, Term
 
 FOUND, PUBLISHED = "found", "EnergyLens"
@@ -102,10 +105,14 @@ class FormulaSearch(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[mis
         Raises:
             ImportError: pyoperon is not there. PredictionError: fewer than 12 rows, no column that varies, or a value
                 that is NaN, infinite, zero or negative; a setting out of range.
+
+        Warns:
+            UnitWarning: energies of a suspicious magnitude.
         """
         self._check_settings()
         logs = self._read(table)
         energy = checked_energy(energy_j, len(next(iter(logs.values()))))
+        self._flag(table, energy)
         self.range_ = FittedRange.of({name: np.exp(log) for name, log in logs.items()})
         varying = {name: log for name, log in logs.items() if np.ptp(log) > 1e-9}
         if len(energy) < max(_FEWEST_ROWS, self.num_folds) or not varying:
@@ -132,13 +139,14 @@ class FormulaSearch(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[mis
     def notes_(self) -> list[str]:
         """Which formula is in use and why."""
         check_is_fitted(self, "chosen_")
+        units = [self._units] if self._units else []
         if PUBLISHED not in self.cv_rmse_:
-            return ["the found formula was not compared with EnergyLens on rows apart from the fit"]
+            return [*units, "the found formula was not compared with EnergyLens on rows apart from the fit"]
         found, published = (f"{self.cv_rmse_[name]:.3f}" for name in (FOUND, PUBLISHED))
         text = f"error of ln E on rows apart from the fit: {found} by search, {published} by EnergyLens, "
         if self.chosen_ == FOUND:
-            return [f"{text}so the found formula is used"]
-        return [f"{text}so EnergyLens's formula is used. Found: E = {' '.join(self.found_.text().split())}"]
+            return [*units, f"{text}so the found formula is used"]
+        return [*units, f"{text}so EnergyLens's formula is used. Found: E = {' '.join(self.found_.text().split())}"]
 
     def apart_j(self, energy_j: ArrayLike) -> Floats | None:
         """(n,) joules of the fitted rows, each predicted without its fold; None without the judgement."""
@@ -175,10 +183,16 @@ class FormulaSearch(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[mis
                 raise ValueError("its terms or errors are not of this table")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise PredictionError(f"no found formula can be read ({error}): search again") from error
+        self._flag(table, energy)
         self.found_, self.candidates_ = PowerSum(tuple(terms)), []
         self.range_ = FittedRange.of({name: np.exp(log) for name, log in logs.items()})
         self.lens_ = _quiet_lens(self.seed, self._columns(table), table, energy)
         return self
+
+    def _flag(self, table: Any, energy: Floats) -> None:
+        self.n_features_in_ = len(names_of(table))
+        self.feature_names_in_ = np.array(names_of(table), dtype=object)
+        self._units = flag_units(energy, np.ones_like(energy), *PLAUSIBLE_J, "a row", stacklevel=4)
 
     def _discover(self, logs: Columns, target: Floats) -> tuple[Candidate, list[Candidate]]:
         """The best formula, and all that were looked at."""
@@ -223,6 +237,8 @@ class FormulaSearch(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[mis
 
         From the errors on rows that the search did not see (without the judgement: on the fitted rows, too narrow).
         """
+        check_is_fitted(self, "chosen_")
+        level = checked_level(level)
         if self.chosen_ == PUBLISHED:
             return self.lens_.predict_interval(table, level=level)
         low, high = np.quantile(-self.errors_[FOUND], [(1.0 - level) / 2.0, (1.0 + level) / 2.0])
@@ -230,9 +246,10 @@ class FormulaSearch(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[mis
         return predicted * np.exp(low), predicted * np.exp(high)
 
     def explain(self, table: Any) -> Any:
-        """A DataFrame: joules of each row by term, in the formula's order, adding up to the prediction."""
+        """A DataFrame with the table's index: joules of each row by term, adding up to the prediction."""
         import pandas
 
+        check_is_fitted(self, "chosen_")
         if self.chosen_ == PUBLISHED:
             return self.lens_.explain(table)
         logs = self._checked(table)
@@ -240,7 +257,8 @@ class FormulaSearch(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[mis
         shown = sorted(zip(self.found_.terms, terms, strict=True), key=lambda each: sorted(each[0].exponents))
         names = [", ".join(sorted(term.exponents)) or "constant" for term, _ in shown]
         return pandas.DataFrame(
-            {f"term{i} ({name})_j": joules for i, (name, (_, joules)) in enumerate(zip(names, shown, strict=True), 1)}
+            {f"term{i} ({name})_j": joules for i, (name, (_, joules)) in enumerate(zip(names, shown, strict=True), 1)},
+            index=index_of(table),
         )
 
     def formula(self, *, digits: int = 3) -> str:

@@ -16,10 +16,13 @@ from energy_lightning.predict.choosing import Chooser
 from energy_lightning.predict.columns import (
     FallbackWarning,
     Floats,
+    OutOfRangeWarning,
     PredictionError,
     PredictionWarning,
     checked_energy,
+    checked_level,
     flag_units,
+    index_of,
     names_of,
 )
 from energy_lightning.predict.correction import CORRECTIONS, CorrectionKind
@@ -90,6 +93,7 @@ class FineTuningEnergy(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[
         energy = checked_energy(energy_j, len(runs))
         self.n_features_in_ = len(names_of(table))
         self.feature_names_in_ = np.array(names_of(table), dtype=object)
+        self.strategies_ = runs.strategies
         self.has_efficiency_ = runs.efficiency is not None
         units = flag_units(energy, runs.flops, *_PLAUSIBLE_J_PER_FLOP, "a FLOP")
         self.notes_ = [units] if units else []
@@ -139,10 +143,16 @@ class FineTuningEnergy(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[
         self.notes_.append(text)
 
     def predict(self, table: Any) -> Floats:
-        """(n,) joules. Warns (OutOfRangeWarning) where sizes lie outside those fitted."""
-        runs, result = self._checked(table), np.empty(0)
+        """(n,) joules. Warns (OutOfRangeWarning) where sizes, or a strategy, lie outside what was fitted."""
+        runs = self._checked(table)
         if self.fallback_:
             return self.j_per_flop_ * runs.flops
+        if unseen := sorted(runs.strategies - self.strategies_):
+            warnings.warn(
+                f"FineTuningEnergy extrapolates: no fitted run had strategy {' or '.join(unseen)}",
+                OutOfRangeWarning,
+                stacklevel=2,
+            )
         result = np.empty(len(runs))
         for law, rows in self._laws_of(table, len(runs)):
             law.range.warn_outside(runs.subset(rows).sizes, type(self).__name__)
@@ -154,7 +164,7 @@ class FineTuningEnergy(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[
 
         From leave-one-out residuals and leverages, Student's t. Raises PredictionError after a fall-back.
         """
-        runs = self._checked(table)
+        level, runs = checked_level(level), self._checked(table)
         if self.fallback_:
             raise PredictionError(f"no intervals: {self.fallback_}")
         middle, half = np.empty(len(runs)), np.empty(len(runs))
@@ -164,7 +174,7 @@ class FineTuningEnergy(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[
         return np.exp(middle - half), np.exp(middle + half)
 
     def explain(self, table: Any) -> Any:
-        """A DataFrame with the joules of each run by kind of work, adding up to the prediction."""
+        """A DataFrame with the table's index: joules of each run by kind of work, adding up to the prediction."""
         import pandas
 
         runs = self._checked(table)
@@ -176,7 +186,7 @@ class FineTuningEnergy(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[
             predicted = np.exp(law.log_energy(chosen))
             for name, share in law.shares(chosen).items():
                 parts.loc[rows, name.removeprefix("J ")] = share * predicted
-        return parts.fillna(0.0)
+        return parts.fillna(0.0) if index_of(table) is None else parts.fillna(0.0).set_index(index_of(table))
 
     def summary(self) -> str:
         """Text: prices in joules, coefficients with HC3 errors, R2, adjusted R2, RMSE, with and without efficiency."""
@@ -190,6 +200,11 @@ class FineTuningEnergy(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[
             raise PredictionError(f"unknown law {self.law!r}; choose one of {', '.join(KINDS)}")
         if self.correction not in CORRECTIONS:
             raise PredictionError(f"unknown correction {self.correction!r}; choose one of {', '.join(CORRECTIONS)}")
+        given = {} if self.speedup_laws is None else self.speedup_laws
+        if not isinstance(given, Mapping) or any(
+            not isinstance(law, SpeedupLaw) or law.strategy != strategy for strategy, law in given.items()
+        ):
+            raise PredictionError(f"speedup_laws must give each strategy its own SpeedupLaw, got {given!r}")
 
     def _read(self, table: Any) -> Runs:
         runs = read_runs(table)

@@ -20,8 +20,11 @@ from energy_lightning.predict.columns import (
     Floats,
     PredictionError,
     checked_energy,
+    checked_level,
+    checked_whole,
     equally_long,
     flag_units,
+    index_of,
     names_of,
     positive,
     require,
@@ -40,8 +43,9 @@ from energy_lightning.predict.resampling import draw_thetas, inflated_residuals
 REQUIRED = ("batch_size",)
 OPTIONAL = ("input_tokens", "output_tokens", "tensor_parallel", "pipeline_parallel", *MODEL_COLUMNS)
 _FEWEST_ROWS = 4
+_FEWEST_DRAWS = 10  # fewer have no tails
 # A request takes 0.01 J (a small model, many requests at once) to 100 MJ; its joules read as kWh lie far below.
-_PLAUSIBLE_J = (1e-2, 1e8)
+PLAUSIBLE_J = (1e-2, 1e8)
 _FORMS = ("additive", "logarithmic")
 _METHODS = ("robust", "published")
 
@@ -49,7 +53,8 @@ _METHODS = ("robust", "published")
 class EnergyLens(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """Energy of a request (or a run) from batch size, token counts, parallelism and, for pooled models, their sizes.
 
-    Columns: batch_size; optional input_tokens, output_tokens, tensor_parallel, pipeline_parallel (missing: constant),
+    Columns: batch_size; optional input_tokens, output_tokens, tensor_parallel, pipeline_parallel (missing: constant, in
+    a prediction as in the fit, where the column must not have varied),
     activated_params_b and total_params_b (both or neither, billions). The formulas are in `forms`, the fit in
     `fitting`. Energies are joules over all GPUs, of whatever the rows stand for: a request, a run, a token.
 
@@ -106,7 +111,7 @@ class EnergyLens(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[misc] 
         self.n_features_in_ = len(names_of(table))
         self.feature_names_in_ = np.array(names_of(table), dtype=object)
         self.range_ = FittedRange.of(columns)
-        units = flag_units(energy, np.ones_like(energy), *_PLAUSIBLE_J, "a row")
+        units = flag_units(energy, np.ones_like(energy), *PLAUSIBLE_J, "a row")
         varies = {name: bool(np.ptp(np.log(values)) > 1e-9) for name, values in columns.items()}
         self.notes_ = [*([units] if units else []), *report.notes(varies)]
         self.level_ = float(np.log(energy).mean())
@@ -161,6 +166,7 @@ class EnergyLens(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[misc] 
         Each draw weights the rows anew (Bayesian bootstrap, Rubin 1981), moves the prior's mean by its deviation, fits
         again from the estimate, and adds a residual. Raises PredictionError after a fall-back to the mean.
         """
+        level = checked_level(level)
         columns = self._checked(table)
         thetas = self._bootstrap(num_draws)
         logs = log_columns(columns, self.shifts_)
@@ -173,6 +179,7 @@ class EnergyLens(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[misc] 
     def parameter_intervals(self, *, level: float = 0.9, num_draws: int = 100) -> dict[str, tuple[float, float]]:
         """Name -> range of each parameter over the bootstrap's draws."""
         check_is_fitted(self, "parameters_")
+        level = checked_level(level)
         natural = [
             report.natural_parameters(self.form_, theta, self.level_, self.shifts_)
             for theta in self._bootstrap(num_draws)
@@ -187,6 +194,7 @@ class EnergyLens(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[misc] 
     def _bootstrap(self, num_draws: int) -> list[Floats]:
         if self.fallback_:
             raise PredictionError(f"no intervals: the mean is predicted, because {self.fallback_}")
+        checked_whole("num_draws", num_draws, least=_FEWEST_DRAWS)
         if num_draws not in self._draws:
             groups = _groups({name: values for name, values in self._training_columns().items()})
             adjusted = Problem(
@@ -196,7 +204,7 @@ class EnergyLens(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[misc] 
         return self._draws[num_draws]
 
     def explain(self, table: Any) -> Any:
-        """A DataFrame: joules of each row by term, adding up to the prediction.
+        """A DataFrame with the table's index: joules of each row by term, adding up to the prediction.
 
         prefill_j, decode_j, overhead_j, with several models crowding_j; total_j for the logarithmic form.
         """
@@ -204,10 +212,11 @@ class EnergyLens(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[misc] 
 
         columns = self._checked(table)
         if self.fallback_:
-            return pandas.DataFrame({"overhead_j": np.full(len(columns["batch_size"]), np.exp(self.level_))})
+            overhead = {"overhead_j": np.full(len(columns["batch_size"]), np.exp(self.level_))}
+            return pandas.DataFrame(overhead, index=index_of(table))
         terms = np.exp(self.form_.log_terms(self.theta_, log_columns(columns, self.shifts_)) + self.level_)
         terms = terms * np.exp(self.effects_.on(_groups(columns)))
-        return pandas.DataFrame(report.named_terms(self.form_, terms))
+        return pandas.DataFrame(report.named_terms(self.form_, terms), index=index_of(table))
 
     def formula(self, *, digits: int = 3) -> str:
         """The fitted formula with its constants, in joules; parameters the table could not tell are left out."""
@@ -228,10 +237,11 @@ class EnergyLens(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[misc] 
             raise PredictionError(f"unknown form {self.form!r}; choose one of {', '.join(_FORMS)}")
         if self.method not in _METHODS:
             raise PredictionError(f"unknown method {self.method!r}; choose one of {', '.join(_METHODS)}")
-        if self.num_starts < 1:
-            raise PredictionError(f"num_starts must be >= 1, got {self.num_starts}")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, (int, np.integer)) or self.seed < 0:
-            raise PredictionError(f"seed must be a whole number >= 0, got {self.seed!r}")
+        for name in ("model_effects", "crowding"):
+            if not isinstance(getattr(self, name), (bool, np.bool_)):
+                raise PredictionError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        checked_whole("num_starts", self.num_starts, least=1)
+        checked_whole("seed", self.seed, least=0)
 
     def _read(self, table: Any) -> Columns:
         require(table, REQUIRED, (*REQUIRED, *OPTIONAL))
@@ -246,10 +256,15 @@ class EnergyLens(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[misc] 
 
     def _checked(self, table: Any) -> Columns:
         check_is_fitted(self, "parameters_")
-        columns = self._read(table)
-        if missing := sorted(set(self.range_.bounds) - set(columns)):
-            raise PredictionError(f"the fit had column {missing[0]}; this table has not")
-        self.range_.warn_outside(columns, type(self).__name__)
+        columns, present = self._read(table), names_of(table)
+        for name in [name for name in self.range_.bounds if name not in present and name in self.feature_names_in_]:
+            least, most = self.range_.bounds[name]
+            if name in MODEL_COLUMNS or least != most:
+                raise PredictionError(
+                    f"the fit had column {name}, {least:g} to {most:g}; this table has not: add it to the table"
+                )
+            columns[name] = np.full(len(columns["batch_size"]), least)
+        self.range_.warn_outside(columns, type(self).__name__, stacklevel=4)
         return columns
 
 

@@ -88,6 +88,13 @@ class Runs:
         return Proxies.of(**{name: self.sizes[name] for name in SIZES if name != "num_gpus"})
 
     @property
+    def strategies(self) -> set[str]:
+        """Those that occur."""
+        alone = (self.tensor_parallel == 0.0) & (self.fully_sharded == 0.0)
+        members = {"single": alone, "tp": self.tensor_parallel, "fsdp": self.fully_sharded}
+        return {strategy for strategy, member in members.items() if member.any()}
+
+    @property
     def steps(self) -> Floats:
         """Optimizer steps, not rounded."""
         return self["tokens"] / (self["batch_size"] * self["sequence_length"])
@@ -145,6 +152,8 @@ def read_runs(table: Any) -> Runs:
     for row, strategy in enumerate(strategies):
         if strategy not in STRATEGIES:
             raise PredictionError(f"unknown strategy {strategy!r} in row {row}; choose one of {', '.join(STRATEGIES)}")
+        if sizes["num_gpus"][row] < 1.0:
+            raise PredictionError(f"num_gpus must be >= 1: row {row} has {sizes['num_gpus'][row]:g}")
         if strategy == "single" and sizes["num_gpus"][row] != 1.0:
             raise PredictionError(
                 f"row {row} has strategy 'single' and num_gpus={sizes['num_gpus'][row]:g}; give tp, fsdp or one GPU"

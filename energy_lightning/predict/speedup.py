@@ -18,6 +18,7 @@ _PUBLISHED = {
     ("rtx2080ti", "tp"): (1.0 + 1.0 / (math.exp(0.76) - 1.0), 0.76),
     ("rtx2080ti", "fsdp"): (0.005, 1.266),
 }
+_SAME_AS_ONE = 0.1  # in ln S(1)
 _BOUNDS = {"tp": ((0.02, 1e-3), (1e3, 20.0)), "fsdp": ((1e-9, 0.0), (1e6, 6.0))}
 _NAMES = {"tp": ("s_max", "k"), "fsdp": ("a", "b")}
 _STARTS = {"tp": ((4.0, 0.3), (0.7, 1.0), (30.0, 0.03)), "fsdp": ((0.01, 1.2), (1.0, 1.0), (0.1, 2.0))}
@@ -45,6 +46,9 @@ class SpeedupLaw:
     def __post_init__(self) -> None:
         _check_strategy(self.strategy)
         low, high = _BOUNDS[self.strategy]
+        if len(self.parameters) != len(low):
+            names = ", ".join(_NAMES[self.strategy])
+            raise PredictionError(f"{self.strategy}: parameters must be ({names}), got {self.parameters!r}")
         for name, value, a, b in zip(_NAMES[self.strategy], self.parameters, low, high, strict=True):
             if not a <= value <= b:  # NaN fails too
                 raise PredictionError(f"{self.strategy}: {name} must be in [{a:g}, {b:g}], got {value!r}")
@@ -54,12 +58,20 @@ class SpeedupLaw:
         """From measured speed-ups over one GPU, (n,) each; least squares in logarithms, outliers count less.
 
         Raises:
-            PredictionError: an unknown strategy, unusable values, or fewer than two different numbers of GPUs above 1.
+            PredictionError: an unknown strategy, unusable values, S(1) that is not about 1, or fewer than two different
+                numbers of GPUs above 1.
         """
         _check_strategy(strategy)
         counts, values = checked_positive(num_gpus, "num_gpus"), checked_positive(speedup, "speedup")
         if counts.shape != values.shape:
             raise PredictionError(f"need as many speed-ups as GPU counts, got {len(values)} and {len(counts)}")
+        if (counts < 1.0).any():
+            raise PredictionError(f"num_gpus must be >= 1, got {counts.min():g}")
+        alone = values[counts == 1.0]
+        if len(alone) and abs(np.log(np.median(alone))) > _SAME_AS_ONE:
+            raise PredictionError(
+                f"speed-ups are over one GPU, where they are 1, got {np.median(alone):g} there: divide them all by it"
+            )
         if len(np.unique(counts[counts > 1.0])) < 2:
             raise PredictionError(
                 f"two parameters need speed-ups on two different numbers of GPUs above 1, got {np.unique(counts)}"
