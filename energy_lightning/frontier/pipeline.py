@@ -100,10 +100,6 @@ class Choices:
     cost_j: Floats
     options: tuple[Option, ...]
 
-    def cheapest_within(self, limit_s: float) -> int:
-        """Number of the slowest choice of at most `limit_s`, the fastest one if there is none."""
-        return max(0, int(np.searchsorted(self.time_s, limit_s, side="right")) - 1)
-
     def hull(self) -> Indices:
         """Numbers of the choices on the lower convex hull."""
         kept: list[int] = []

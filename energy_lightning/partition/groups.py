@@ -48,11 +48,6 @@ class OperatorGroup:
     nodes: dict[str, tuple[Node, ...]]
     _slot: dict[int, Tensor] = field(default_factory=dict)
 
-    @property
-    def differentiable(self) -> bool:
-        """Whether any output wants a gradient."""
-        return any(edge is not None for edge in self.edges)
-
     def backward(
         self, gradients: Sequence[Tensor | None], before: Before, watched: Collection[str], *, keep_graph: bool
     ) -> dict[int, Tensor]:

@@ -14,7 +14,6 @@ from energy_lightning.tasks.sources import Example, TextSource
 from energy_lightning.tasks.tokenizers import Tokenizer, open_tokenizer
 from energy_lightning.types import DataError
 
-IGNORED_LABEL = -100  # transformers' losses skip it
 _SPLIT_OF_STAGE = {"fit": ("train", "validation"), "validate": ("validation",), "test": ("test",)}
 
 
