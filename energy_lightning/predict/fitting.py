@@ -15,7 +15,7 @@ import numpy as np
 from scipy.optimize import least_squares, minimize
 
 from energy_lightning.predict.columns import Floats
-from energy_lightning.predict.forms import Form, LogColumns, log_energy
+from energy_lightning.predict.form import Form, LogColumns, log_energy
 from energy_lightning.predict.loss import bent, bent_slope
 
 _SCALE = 0.07  # relative error beyond which the loss bends

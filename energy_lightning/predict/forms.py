@@ -17,10 +17,7 @@ Logarithmic form, for image and video workloads (6 parameters; 8 with model size
 
     E = alpha / (B^beta) * TP^gamma1 * PP^gamma2 * ln(c2 + output_tokens / (c1 * input_tokens * TP * PP))
 
-    symbol    shape   meaning
-    n, p, t   -       rows, parameters, terms
-    theta     (p,)    parameters; those that must be > 0 (alpha, eps, delta, c1, c2 - 1) as natural logarithms
-    logs      (n,)    natural logarithms of a column, less its mean for tokens and model sizes (better conditioned)
+Symbols and shapes are those of `form`; alpha, eps, delta, c1 and c2 - 1 must be > 0.
 
 Source: EnergyLens, arXiv 2605.10556. Bounds of beta, gamma and eps as published. Priors, the model-size exponents and
 the exponents of the logarithmic form are ours: weak normal priors, wide against what measured tables show.
@@ -29,81 +26,14 @@ the exponents of the logarithmic form are ours: weak normal priors, wide against
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 
-from energy_lightning.predict.columns import Columns, Floats
+from energy_lightning.predict.columns import Floats
+from energy_lightning.predict.form import MODEL_COLUMNS, Form, LogColumns, Parameter
 
-CENTRED = ("input_tokens", "output_tokens", "activated_params_b", "total_params_b")
-MODEL_COLUMNS = ("activated_params_b", "total_params_b")
 _ZERO_LOG = -40.0  # a term that is switched off
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
-    """One entry of theta: bounds, and a normal prior. `logged`: theta holds the logarithm of a positive constant."""
-
-    name: str
-    low: float
-    high: float
-    mean: float
-    deviation: float
-    logged: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class LogColumns:
-    """Logarithms of the columns, and what was subtracted from the centred ones."""
-
-    values: Columns
-    shifts: Mapping[str, float]
-
-    def __getitem__(self, name: str) -> Floats:
-        return self.values[name]
-
-
-def log_columns(columns: Columns, shifts: Mapping[str, float] | None = None) -> LogColumns:
-    """Logarithms of `columns`; tokens and model sizes less `shifts` (their own means where None)."""
-    logs = {name: np.log(values) for name, values in columns.items()}
-    if shifts is None:
-        shifts = {name: float(logs[name].mean()) for name in CENTRED if name in logs}
-    return LogColumns({name: values - shifts.get(name, 0.0) for name, values in logs.items()}, shifts)
-
-
-class Form(Protocol):
-    """A closed form: ln E and its gradient over theta, and the split into named terms."""
-
-    @property
-    def parameters(self) -> tuple[Parameter, ...]:
-        """Entries of theta, in order."""
-        ...
-
-    @property
-    def term_names(self) -> tuple[str, ...]:
-        """Of the terms, in order; terms of one name belong together."""
-        ...
-
-    def log_terms(self, theta: Floats, logs: LogColumns) -> Floats:
-        """(t, n): logarithm of each term."""
-        ...
-
-    def gradient(self, theta: Floats, logs: LogColumns) -> Floats:
-        """(n, p): derivative of ln E by theta."""
-        ...
-
-    def inert(self, varies: Mapping[str, bool]) -> dict[str, float]:
-        """Parameters that a table cannot tell, where only some columns vary: name -> the value to fix theta at."""
-        ...
-
-
-def log_energy(form: Form, theta: Floats, logs: LogColumns) -> Floats:
-    """ln E, (n,)."""
-    terms = form.log_terms(theta, logs)
-    top = terms.max(axis=0)
-    return np.asarray(top + np.log(np.exp(terms - top).sum(axis=0)))
 
 
 def _workload_parameters(phase: str, level: float, beta: float, with_models: bool) -> list[Parameter]:

@@ -37,7 +37,8 @@ from energy_lightning.predict.fitting import (
     published_fit,
     robust_fit,
 )
-from energy_lightning.predict.forms import FORMS, MODEL_COLUMNS, Form, LogColumns, log_columns, log_energy
+from energy_lightning.predict.form import MODEL_COLUMNS, Form, LogColumns, log_columns, log_energy
+from energy_lightning.predict.forms import FORMS
 from energy_lightning.predict.resampling import draw_thetas, inflated_residuals
 
 REQUIRED = ("batch_size",)
@@ -223,7 +224,7 @@ class EnergyLens(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[misc] 
         check_is_fitted(self, "parameters_")
         if self.fallback_:
             return f"E = {np.exp(self.level_):.{digits}g} J"
-        return report.formula(self.form_, self.parameters_, set(self.problem_.fixed), digits, bool(self.effects_.of))
+        return report.formula(self.parameters_, set(self.problem_.fixed), digits, bool(self.effects_.of))
 
     def _log_relative(self, columns: Columns, logs: LogColumns) -> Floats:
         return log_energy(self.form_, self.theta_, logs) + self.effects_.on(_groups(columns))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from energy_lightning.predict.columns import Floats
-from energy_lightning.predict.forms import MODEL_COLUMNS, Form
+from energy_lightning.predict.form import MODEL_COLUMNS, Form
 
 
 def natural_parameters(form: Form, theta: Floats, level: float, shifts: Mapping[str, float]) -> dict[str, float]:
@@ -87,7 +87,7 @@ def _workload_term(values: Mapping[str, float], left_out: set[str], phase: str, 
     return text + _powers(values, left_out, f"_{phase}", digits)
 
 
-def formula(form: Form, values: Mapping[str, float], left_out: set[str], digits: int, with_effects: bool) -> str:
+def formula(values: Mapping[str, float], left_out: set[str], digits: int, with_effects: bool) -> str:
     """The formula of `values` (natural units); parameters in `left_out` are not printed."""
     if "c1" in values:
         batch = "" if "beta" in left_out else _factor("batch_size", -values["beta"], digits)

@@ -7,7 +7,8 @@ import pytest
 from lens_tables import configurations
 from scipy.optimize import check_grad
 
-from energy_lightning.predict.forms import FORMS, log_columns, log_energy
+from energy_lightning.predict.form import log_columns, log_energy
+from energy_lightning.predict.forms import FORMS
 
 
 @pytest.mark.parametrize("with_models", [False, True], ids=["one model", "pooled"])
