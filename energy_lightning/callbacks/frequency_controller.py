@@ -52,6 +52,7 @@ class FrequencyControllerMixin:
         self._meter: StepMeter | None = None  # where the plan predicts what a step takes
         self._step_open, self._last_global_step = False, 0
         self._settling = False  # the coming step holds a change of the clock that the plan does not predict
+        self._sweep: Any = None  # a callback that tries power limits, none of which the plan knows
         self.drift: DriftWatch | None = None
         self.plan: Plan | None = None
         """The plan in force, None before there is one."""
@@ -72,6 +73,7 @@ class FrequencyControllerMixin:
         """Find the device."""
         self._job = job = job_of(trainer)
         self._optimizer = find_callback(trainer, FrontierOptimizerMixin)
+        self._sweep = next((callback for callback in trainer.callbacks if hasattr(callback, "sweeping")), None)
         self._device = None if job is None else job.device
         self.plan = self.drift = self._switcher = self._following = self._fault = None
         self._outcome, self._clock_log = _NOT_LOOKED_AT, ClockLog()
@@ -124,7 +126,7 @@ class FrequencyControllerMixin:
         self._last_global_step, self._step_open = global_step, False
         try:
             time_s, stretch = self._meter.end()
-            if self._settling:
+            if self._settling or (self._sweep is not None and self._sweep.sweeping):
                 self._settling = False
                 self._meter.drop()
             elif self.drift is not None:

@@ -1,6 +1,7 @@
 """The clock: on change only, with a dwell, and always given back."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -152,6 +153,18 @@ def test_changes_of_the_clock_for_a_new_plan_and_after_validation_are_no_drift(t
     assert not [line for line in trainer.lightning_module.lines if "drifted" in line]
     assert trainer.forward_mhz == [1200] * 8
     assert trainer.callbacks[0].drift.ratios["time"] == pytest.approx(1.0)
+
+
+def test_steps_under_limits_that_are_being_tried_are_no_drift(tmp_path: Path) -> None:
+    plan = Plan.sequential(1200).with_prediction(0.5, 100.0, emulated=False)
+    trainer = run_with(plan, tmp_path, Scripted(), drift_steps=2)
+    sweep = SimpleNamespace(sweeping=True)
+    trainer.callbacks.append(sweep)
+    trainer.call("on_train_start")
+    for sweep.sweeping, num_lines in ((True, 0), (False, 1)):
+        for _ in range(5):
+            trainer.batch(0, steps=True)
+        assert len([line for line in trainer.lightning_module.lines if "drifted" in line]) == num_lines
 
 
 @pytest.mark.parametrize(

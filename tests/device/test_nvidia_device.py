@@ -249,6 +249,16 @@ def test_a_first_lock_that_is_refused_is_not_recorded_as_a_change(tmp_path: Path
         assert m.calls() == [LOCK]  # nothing to give back, so no reset
 
 
+def test_a_limit_comes_back_where_a_refused_lock_shows_that_the_permission_is_gone(tmp_path: Path) -> None:
+    with machine(tmp_path) as m:
+        device = m.open()
+        device.set_power_limit(300.0)
+        m.nvml.fail(0, LOCK, Code.NO_PERMISSION)
+        device.lock_frequency(1200)
+        assert (device.can_lock_frequency, device.can_set_power_limit) == (False, False)
+        assert m.settings() == (None, 400.0)  # not 300 W for the rest of the run
+
+
 @pytest.mark.parametrize(
     ("permission", "settings"), [("sm_clock", ((1200, 1200), 400.0)), ("power_limit", (None, 200.0))]
 )
