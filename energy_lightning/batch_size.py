@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from energy_lightning.callbacks.attributes import change_attribute
-from energy_lightning.callbacks.job import degrading, gpu_identity, on_rank_zero, say
+from energy_lightning.callbacks.job import check_alone, degrading, gpu_identity, on_rank_zero, say
 from energy_lightning.callbacks.monitored import Monitored
 from energy_lightning.callbacks.recurring_run import RecurringRun, Target, Verdict
 from energy_lightning.callbacks.run_meter import RunMeter, Spent, spent_by_all
@@ -40,12 +40,12 @@ class RecurringJobMixin:
 
     A store that fails during a run (deleted, no space) ends no training: one line tells the figures, to report later.
 
-    A run that ends without the target is reported as such, also one that ran out of memory. One that was interrupted
-    or failed says nothing of its batch size and is not reported; a killed one neither, its lease ends. A run resumed
-    from a checkpoint goes on under its own batch size, with what it has spent. With PowerLimitOptimizer each batch
-    size runs under its own best limit, so that both are chosen jointly: the first run of a size pays for the sweep. A
-    fast_dev_run suggests and reports nothing. On an emulated NVML the time is the CPU's and the energy goes with it:
-    runs show that choosing works, not which size is cheap.
+    A run that ends without the target is reported as such, also one that ran out of memory. One that was interrupted or
+    failed, or never logged `monitor`, says nothing of its batch size and is not reported; a killed one neither, its
+    lease ends. A run resumed from a checkpoint goes on under its own batch size, with what it has spent. With
+    PowerLimitOptimizer each batch size runs under its own best limit, so that both are chosen jointly: the first run of
+    a size pays for the sweep. A fast_dev_run suggests and reports nothing. On an emulated NVML the time is the CPU's
+    and the energy goes with it: runs show that choosing works, not which size is cheap.
 
     Args:
         batch_sizes: to choose from: values of the attribute, so per process where loaders are.
@@ -64,6 +64,7 @@ class RecurringJobMixin:
     Raises:
         RecurringError: settings that cannot be; when fit begins, attributes that nothing has, and StoreError; with the
             first batch, energy that cannot be measured though eta > 0.
+        StrategyError: when fit begins, a Trainer with two of these.
     """
 
     def __init__(  # what users may set, each by keyword
@@ -122,6 +123,7 @@ class RecurringJobMixin:
         self._active = stage == "fit" and not trainer.fast_dev_run
         if not self._active:
             return
+        check_alone(trainer, RecurringJobMixin, "RecurringJob")
         self.verdict, self.spent, self._meter, self._resumed = "going on", None, None, None
         self._use(trainer, pl_module, on_rank_zero(trainer, lambda: self._suggest(trainer)))
 
@@ -185,8 +187,8 @@ class RecurringJobMixin:
         self._look(trainer)  # a metric may have been logged since
         spent = self._spend(trainer)
         self.verdict = "ended" if self.verdict == "going on" else self.verdict
-        run, reached = self._run, self.verdict == "reached"
-        fault = on_rank_zero(trainer, lambda: None if run is None else run.report(spent, reached=reached))
+        run, verdict, metrics = self._run, self.verdict, trainer.callback_metrics
+        fault = on_rank_zero(trainer, lambda: None if run is None else run.end(verdict, metrics, spent))
         self._active = False
         say(trainer, fault or self._told(spent))
 
@@ -231,7 +233,11 @@ class RecurringJobMixin:
         if self._scaling != "none":
 
             def scaled(rate: Any) -> float:
-                return scaled_learning_rate(float(rate), batch_size=batch_size, default=previous, rule=self._scaling)
+                try:
+                    plain = float(rate)
+                except (TypeError, ValueError) as error:
+                    raise RecurringError(f"{rate_name} must be a number to be scaled, got {rate!r}") from error
+                return scaled_learning_rate(plain, batch_size=batch_size, default=previous, rule=self._scaling)
 
             change_attribute(owners, rate_name, scaled)
         say(trainer, f"batch size {batch_size} for this run ({self.store})")

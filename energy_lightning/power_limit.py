@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from energy_lightning.callbacks.job import degrading, gpu_identity, job_of, on_rank_zero, report, say
+from energy_lightning.callbacks.job import check_alone, degrading, gpu_identity, job_of, on_rank_zero, report, say
 from energy_lightning.callbacks.monitored import Monitored
 from energy_lightning.callbacks.power_planner import (
     Facts,
@@ -79,6 +79,7 @@ class PowerLimitOptimizerMixin:
 
     Raises:
         RecurringError: settings that cannot be; when training starts, limits outside the device's range.
+        StrategyError: when training starts, a Trainer with two of these.
     """
 
     def __init__(  # what users may set, each by keyword
@@ -137,6 +138,7 @@ class PowerLimitOptimizerMixin:
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """The sweep begins after `wait_steps` more optimizer steps."""
+        check_alone(trainer, PowerLimitOptimizerMixin, "PowerLimitOptimizer")
         self._clear()
         self.power_limit_w, self.profile, self.sweeping = None, [], True
         self._last_step, self._next_step = trainer.global_step, trainer.global_step + self._wait_steps

@@ -69,6 +69,13 @@ def find_callback(trainer: Any, kind: type[T]) -> T | None:
     return next((callback for callback in trainer.callbacks if isinstance(callback, kind)), None)
 
 
+def check_alone(trainer: Any, kind: type[Any], name: str) -> None:
+    """StrategyError where the trainer has several callbacks of a kind that works on one thing of the whole job."""
+    count = sum(isinstance(callback, kind) for callback in trainer.callbacks)
+    if count > 1:
+        raise StrategyError(f"the Trainer has {count} callbacks {name}, which would undo each other's work: leave one")
+
+
 def say(trainer: Any, line: str) -> None:
     """One line to the user, on rank 0, between progress bars."""
     trainer.lightning_module.print(f"energy_lightning: {line}")

@@ -106,6 +106,14 @@ class RecurringRun:
             return "going on"
         return "too dear" if dear else "going on"
 
+    def end(self, verdict: Verdict, metrics: Mapping[str, Any], spent: Spent) -> str | None:
+        """As `report`, of a training that is over; one that ended by itself and never logged `monitor` is abandoned."""
+        if verdict == "ended" and self._target.monitor not in metrics:
+            self.abandon()
+            logged = ", ".join(sorted(str(name) for name in metrics)) or "none"
+            return f"the run is not reported: it never logged {self._target.monitor!r} (monitor); logged: {logged}"
+        return self.report(spent, reached=verdict == "reached")
+
     def report(self, spent: Spent, *, reached: bool) -> str | None:
         """Tell the store; or why it is not told: the run is then abandoned."""
         unknown = spent.energy_j is None and self._optimizer.cost.eta > 0.0

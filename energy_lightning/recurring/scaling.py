@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from energy_lightning.recurring.errors import RecurringError
+from energy_lightning.recurring.errors import RecurringError, positive, whole
 
 RULES: dict[str, Callable[[float], float]] = {"linear": float, "sqrt": math.sqrt, "none": lambda ratio: 1.0}
 
@@ -18,8 +18,6 @@ def scaled_learning_rate(learning_rate: float, *, batch_size: int, default: int,
     """
     if rule not in list(RULES):
         raise RecurringError(f"unknown learning-rate rule {rule!r}; known: {', '.join(RULES)}")
-    if not (0.0 < learning_rate < math.inf and batch_size >= 1 and default >= 1):
-        raise RecurringError(
-            f"need a positive rate and sizes of 1 or more, got rate {learning_rate}, sizes {batch_size}, {default}"
-        )
-    return learning_rate * RULES[rule](batch_size / default)
+    rate = positive("learning_rate", learning_rate, "0.1")
+    ratio = whole("batch_size", batch_size, least=1) / whole("default", default, least=1)
+    return rate * RULES[rule](ratio)

@@ -179,6 +179,7 @@ def test_two_trainings_of_one_job_at_once_each_report(tmp_path: Path) -> None:
     trainers[0].call("on_train_start")
     trainers[0].call("on_train_batch_start", None, 0)
     devices[0].work(5.0)
+    trainers[0].callback_metrics["val_loss"] = 1.0
     trainers[0].call("on_train_end")
     assert sorted((run.state, run.reached_target) for run in runs(tmp_path)) == [("done", False), ("done", True)]
 

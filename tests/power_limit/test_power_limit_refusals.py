@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from limited_gpus import LimitedGPU, PowerLimitOptimizer, step_of, train_under_limits
+from limited_gpus import LimitedGPU, PowerLimitOptimizer, StepTrainer, step_of, train_under_limits
 
 from energy_lightning.recurring import RecurringError
-from energy_lightning.types import DeviceError, MeasurementError
+from energy_lightning.types import DeviceError, MeasurementError, StrategyError
 
 
 class Boom(RuntimeError):
@@ -29,6 +29,14 @@ def test_no_limit_above_the_one_found_is_tried_unless_it_is_named(tmp_path: Path
     )
     assert callback.power_limit_w == trainer.limits_w[-1] == 260.0
     assert "in force" not in trainer.lightning_module.lines[0]
+
+
+def test_two_of_them_in_a_trainer_are_refused_before_a_limit_is_set(tmp_path: Path) -> None:
+    gpu = LimitedGPU()
+    trainer = StepTrainer(tmp_path, gpu, [PowerLimitOptimizer(device=gpu), PowerLimitOptimizer(device=gpu)])
+    with pytest.raises(StrategyError, match=r"2 callbacks PowerLimitOptimizer, .* leave one"):
+        trainer.fit(100)
+    assert gpu.asked_w == []
 
 
 def test_a_limit_in_force_below_the_range_is_left_alone(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_a_prediction_that_is_no_number_scores_nothing() -> None:
 class Frame:
     """What frames of other libraries have in common."""
 
-    columns = list(TABLE.columns)
+    columns = tuple(TABLE.columns)
 
     def __getitem__(self, name: str) -> list[float]:
         return list(TABLE[name])

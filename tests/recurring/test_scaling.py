@@ -23,6 +23,6 @@ def test_published_librispeech_rates_follow_the_square_root() -> None:
 def test_wrong_questions_are_refused() -> None:
     with pytest.raises(RecurringError, match="known: linear, sqrt, none"):
         scaled_learning_rate(0.1, batch_size=8, default=32, rule="cubic")
-    for rate, size, default in ((0.0, 8, 32), (0.1, 0, 32), (0.1, 8, 0), (float("nan"), 8, 32)):
-        with pytest.raises(RecurringError, match="positive rate"):
+    for rate, size, default in ((0.0, 8, 32), (0.1, 0, 32), (0.1, 8, 0), (float("nan"), 8, 32), ("0.1", 8, 32)):
+        with pytest.raises(RecurringError, match=r"(learning_rate|batch_size|default) must be"):
             scaled_learning_rate(rate, batch_size=size, default=default)
