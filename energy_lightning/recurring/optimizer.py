@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -38,8 +39,8 @@ class BatchSizeOptimizer:
     (1 - eta) x max_power_w x time. A run is to stop past `beta` x the least cost so far. `window`: only the last so
     many finished runs count, for a job that drifts. `lease_s`: a job silent for longer (no should_stop, no observe) is
     taken for dead. `policy`: "learned", or "published" as in You et al., NSDI 2023. Any number of processes may share
-    `store`; one optimizer serves one process. Raises RecurringError on wrong settings, StoreError on a foreign or
-    damaged store.
+    `store`; one optimizer serves one process and its threads. Raises RecurringError on wrong settings, StoreError on a
+    foreign or damaged store.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class BatchSizeOptimizer:
         )
         self._policy, self._seed, self._clock = POLICIES[policy], *seed_and_clock(seed, clock)
         self._open: dict[int, int] = {}  # run_id -> batch size of this process's suggestions, oldest first
+        self._threads = threading.RLock()  # held from a look at `_open` to its change
         self._store = store if isinstance(store, RunStore) else RunStore(store)
         self._keep_settings()
 
@@ -127,7 +129,8 @@ class BatchSizeOptimizer:
             arm = view.default if lost else self._policy.suggest(view, np.random.default_rng([self._seed, num_runs]))
             batch_size = self.batch_sizes[arm]
             run_id = rows.start(connection, batch_size, self._lease_end_s(), power_limit_w)
-        self._open[run_id] = batch_size
+        with self._threads:
+            self._open[run_id] = batch_size
         if lost:
             warnings.warn(self._never_reached(), TargetNeverReachedWarning, stacklevel=2)
         return batch_size
@@ -138,7 +141,7 @@ class BatchSizeOptimizer:
         Also renews the leases of this process's runs. Never True while no run has reached the target.
         """
         spent = self.cost(energy_j, time_s)
-        with self._store.changing() as connection:
+        with self._threads, self._store.changing() as connection:
             for run_id in self._open:
                 rows.renew(connection, run_id, self._lease_end_s())
             least = self._view(connection, None).least_cost()
@@ -163,21 +166,22 @@ class BatchSizeOptimizer:
         batch_size, power_limit_w = self._arm(batch_size), _limit(power_limit_w)
         reached_target, emulated = truth("reached_target", reached_target), truth("emulated", emulated)
         self.cost(energy_j, time_s)
-        run_id = self.open_run(batch_size)
-        with self._store.changing() as connection:
-            self._mark_kind(connection, emulated)
-            known = rows.start(connection, batch_size, 0.0, power_limit_w) if run_id is None else run_id
-            report = Run(
-                run_id=known,
-                batch_size=batch_size,
-                state="done",
-                reached_target=reached_target,
-                energy_j=energy_j,
-                time_s=time_s,
-                power_limit_w=power_limit_w,
-            )
-            rows.finish(connection, report)
-        self._open.pop(known, None)
+        with self._threads:
+            run_id = self.open_run(batch_size)
+            with self._store.changing() as connection:
+                self._mark_kind(connection, emulated)
+                known = rows.start(connection, batch_size, 0.0, power_limit_w) if run_id is None else run_id
+                report = Run(
+                    run_id=known,
+                    batch_size=batch_size,
+                    state="done",
+                    reached_target=reached_target,
+                    energy_j=energy_j,
+                    time_s=time_s,
+                    power_limit_w=power_limit_w,
+                )
+                rows.finish(connection, report)
+            self._open.pop(known, None)
 
     @property
     def emulated(self) -> bool:
@@ -203,11 +207,12 @@ class BatchSizeOptimizer:
 
     def abandon(self, batch_size: int) -> None:
         """This process's oldest open suggestion of that size will not report: it says nothing of the size."""
-        run_id = self.open_run(self._arm(batch_size))
-        if run_id is not None:
-            with self._store.changing() as connection:
-                rows.close(connection, run_id)
-            self._open.pop(run_id, None)
+        with self._threads:
+            run_id = self.open_run(self._arm(batch_size))
+            if run_id is not None:
+                with self._store.changing() as connection:
+                    rows.close(connection, run_id)
+                self._open.pop(run_id, None)
 
     def adopt(self, run_id: int | None, batch_size: int) -> None:
         """Go on with a run that was suggested earlier, e.g. to a process that was stopped and resumes.
@@ -217,7 +222,7 @@ class BatchSizeOptimizer:
         """
         batch_size = self._arm(batch_size)
         lease_end_s = self._lease_end_s()
-        with self._store.changing() as connection:
+        with self._threads, self._store.changing() as connection:
             known = [run for run in self._runs(connection) if (run.run_id, run.batch_size) == (run_id, batch_size)]
             if known and not known[0].reached_target:
                 rows.reopen(connection, known[0].run_id, lease_end_s)
@@ -227,7 +232,8 @@ class BatchSizeOptimizer:
 
     def open_run(self, batch_size: int) -> int | None:
         """Number in the store of this process's oldest open suggestion of that size; None: there is none."""
-        return next((key for key, size in self._open.items() if size == batch_size), None)
+        with self._threads:
+            return next((key for key, size in self._open.items() if size == batch_size), None)
 
     def best(self, *, power_limit_w: float | None = None) -> int:
         """The batch size believed cheapest; the default before any run. TargetNeverReachedError if none reaches it."""

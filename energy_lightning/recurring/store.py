@@ -44,6 +44,10 @@ class RunStore:
 
     def __init__(self, path: str | Path, *, create: bool = True) -> None:
         self.path = checked_path(path)
+        try:
+            self.path.exists()
+        except OSError as error:  # a name that is too long, a folder that may not be looked into
+            raise StoreError(f"cannot keep runs in {path} ({error.strerror}): give another path") from error
         if not create and not self.path.is_file():
             raise StoreError(
                 f"no store {path}: give the file that BatchSizeOptimizer, JointOptimizer or RecurringJob was given as "
@@ -122,7 +126,7 @@ class RunStore:
 
 def checked_path(store: Any) -> Path:
     """Where the runs are kept, as an absolute path. RecurringError for what is no path of a file."""
-    if not isinstance(store, (str, Path)) or str(store) in ("", ":memory:"):
+    if not isinstance(store, (str, Path)) or str(store) in ("", ":memory:") or "\0" in str(store):
         raise RecurringError(f"store must be the path of a file that stays, e.g. 'job.sqlite', got {store!r}")
     return Path(store).absolute()
 

@@ -1,0 +1,53 @@
+"""BatchSizeOptimizer under threads, clocks that tell no time, and paths that no file can have: nothing is lost."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energy_lightning.recurring import BatchSizeOptimizer, RecurringError, StoreError
+
+
+def optimizer(store: Any, **options: Any) -> BatchSizeOptimizer:
+    return BatchSizeOptimizer([8, 16, 32], default=32, max_power_w=100.0, store=store, **options)
+
+
+def test_threads_of_one_optimizer_each_report_a_run_of_their_own(tmp_path: Path) -> None:
+    shared, together, faults = optimizer(tmp_path / "job.sqlite"), threading.Barrier(8), list[RecurringError]()
+    for _ in range(8):
+        shared.adopt(None, 32)
+
+    def observe() -> None:
+        together.wait()
+        try:
+            shared.observe(32, energy_j=1.0, time_s=1.0, reached_target=True)
+        except RecurringError as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=observe) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert faults == []
+    assert [run.state for run in shared.runs()] == ["done"] * 8
+
+
+@pytest.mark.parametrize("told", [float("inf"), float("nan"), -1.0, None, "now"])
+def test_a_clock_that_tells_no_time_leaves_the_store_readable(told: Any, tmp_path: Path) -> None:
+    wrong = optimizer(tmp_path / "job.sqlite", clock=lambda: told)
+    for ask in (wrong.suggest, lambda: wrong.adopt(None, 32)):
+        with pytest.raises(RecurringError, match="the clock"):
+            ask()
+    assert BatchSizeOptimizer.of_store(tmp_path / "job.sqlite", clock=time.time).runs() == []
+
+
+@pytest.mark.parametrize(("name", "kind"), [("job\0.sqlite", RecurringError), ("j" * 300, StoreError)])
+def test_a_name_that_no_file_can_have_is_named(name: str, kind: type[RecurringError], tmp_path: Path) -> None:
+    with pytest.raises(kind, match="path"):
+        optimizer(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
