@@ -101,8 +101,9 @@ def test_low_floors_need_no_heavy_package(floors: tuple[int, ...]) -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_the_process_that_starts_a_training_loads_little() -> None:
-    code = "import energy_lightning.app.train, sys\n"
+def test_commands_that_fit_nothing_load_little() -> None:
+    """The one that starts a training lives as long as that; a store is looked at often."""
+    code = "import energy_lightning.app.train, energy_lightning.app.recurring, sys\n"
     code += f"print([name for name in {(*HEAVY, 'scipy', 'sklearn', 'pandas')} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"

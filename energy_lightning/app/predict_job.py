@@ -17,7 +17,6 @@ from rich.table import Table
 
 from energy_lightning.app.folder import COMPLETED, RUNNING, RunFolder, recorded
 from energy_lightning.app.settings import check_missing
-from energy_lightning.predict import PredictionWarning, UnitWarning
 
 _LOG_S = 60.0  # between two lines of progress
 WIDTH = 110  # of tables that do not go to a terminal
@@ -69,6 +68,8 @@ class Job:
 
         `units_known`: the energies are this program's own, in joules, however small the model; not of doubtful units.
         """
+        from energy_lightning.predict import PredictionWarning, UnitWarning  # here: not every job predicts
+
         texts: list[str] = []
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
