@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,9 @@ _AT_START = {name: os.environ.get(name) for name in _LAUNCHERS}
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--allow-clocks", action="store_true", help="tests marked gpu may lock this machine's SM clocks (given back)"
+    )
+    parser.addoption(
+        "--real-python", action="store_true", help="every process starts an interpreter of its own: three times as long"
     )
 
 
@@ -43,8 +47,11 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(scope="session")
-def quick_python() -> Iterator[str]:
+def quick_python(request: pytest.FixtureRequest) -> Iterator[str]:
     """A Python interpreter for processes that train: see loaded_python."""
+    if request.config.getoption("--real-python"):
+        yield sys.executable
+        return
     with tempfile.TemporaryDirectory() as folder, loaded_python(Path(folder)) as python:
         yield python
 

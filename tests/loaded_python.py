@@ -6,8 +6,9 @@
 One process loads them once and forks for each start: loading takes most of the time of a short training. All of it is
 of other projects; energy_lightning itself is imported by each process, anew. Processes have the arguments, folder,
 environment (a sitecustomize of PYTHONPATH included), open files, signals and exit codes that they would have; not the
-process id, parent and session, and what is loaded is not taken apart at the end. Tests of those, and of what loading
-does, take sys.executable.
+process id, parent and session, nor a hash seed of their own (sets of texts have one order in all of them), and what is
+loaded is not taken apart at the end. Tests of those, and of what loading does, take sys.executable; `pytest
+--real-python` starts a real interpreter in all of them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from fcntl import F_DUPFD_CLOEXEC, fcntl
@@ -127,7 +129,9 @@ class Server:
     def _reap(self) -> None:
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                connection = self._running.pop(ended[0])
+                connection = self._running.pop(ended[0], None)
+                if connection is None:  # a process that a loaded module has started
+                    continue
                 with suppress(KeyError):
                     self._poll.unregister(connection)
                 with suppress(OSError):
@@ -154,6 +158,13 @@ def take(connection: socket.socket) -> list[str]:
     os.environ.clear()
     os.environ.update(environment)
     return list(arguments)
+
+
+def follow_environment() -> None:
+    """Forget what loaded modules took from the environment of the process that loaded them."""
+    tempfile.tempdir = None
+    if "torch" in sys.modules and (count := os.environ.get("OMP_NUM_THREADS")):
+        sys.modules["torch"].set_num_threads(int(count))
 
 
 def customize_site() -> None:
@@ -219,6 +230,7 @@ def main(listener_file: str, python: str, *loaded: str) -> None:
     if connection is None:
         return
     arguments = take(connection)
+    follow_environment()
     customize_site()
     sys.executable = python
     multiprocessing.set_executable(python)

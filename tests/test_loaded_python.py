@@ -10,16 +10,24 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 from loaded_python import loaded_python
 
 CODE = """
-import os, sys
+import os, sys, tempfile
 loaded = {"torch", "lightning", "transformers", "energy_lightning"} & set(sys.modules)
 print(sorted(loaded), sys.path[0] == "", sys.argv)
+print(tempfile.gettempdir(), sys.modules["torch"].get_num_threads())
 print(os.getcwd(), os.environ["ONLY"], "PATH" in os.environ, sys.stdin.read(), os.read(int(sys.argv[1]), 9))
 print(os.path.basename(sys.executable), __name__, file=sys.stderr)
 sys.exit(3)
 """
+
+
+@pytest.fixture(autouse=True)
+def _stands_in(request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--real-python"):
+        pytest.skip("nothing stands in for the interpreter")
 
 
 def test_arguments_folder_environment_files_and_exit_code(quick_python: str, tmp_path: Path) -> None:
@@ -28,7 +36,7 @@ def test_arguments_folder_environment_files_and_exit_code(quick_python: str, tmp
     done = subprocess.run(
         [quick_python, "-c", CODE, str(reading)],
         cwd=tmp_path,
-        env={"ONLY": "this"},
+        env={"ONLY": "this", "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "3"},
         input="by input",
         pass_fds=[reading],
         capture_output=True,
@@ -37,7 +45,7 @@ def test_arguments_folder_environment_files_and_exit_code(quick_python: str, tmp
     for end in (reading, writing):
         os.close(end)
     loaded = f"['lightning', 'torch', 'transformers'] True ['-c', '{reading}']"
-    assert done.stdout == f"{loaded}\n{tmp_path} this False by input b'by a pipe'\n"
+    assert done.stdout == f"{loaded}\n{tmp_path} 3\n{tmp_path} this False by input b'by a pipe'\n"
     assert done.stderr == "python __main__\n"
     assert done.returncode == 3
 
