@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -124,37 +124,39 @@ class Doctor:
     # GPUs
 
     def _gpus(self, nvml: Any, faults: list[str]) -> Iterator[GpuFacts]:
-        uuids: dict[int, str] = {}
+        uuids: list[str | None] = []
         for index in range(nvml.nvmlDeviceGetCount()):
             try:
-                uuids[index] = text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index)))
+                uuids.append(text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index))))
             except nvml.NVMLError as error:
+                uuids.append(None)
                 faults.append(f"GPU {index}: {error}")
         places = self._places(uuids, faults)
-        for index, uuid in uuids.items():
+        for index, uuid in enumerate(uuids):
+            if uuid is None:
+                continue
             try:
                 yield self._gpu(nvml, index, uuid, places.get(index))
             except (nvml.NVMLError, DeviceError, ImportError) as error:
                 faults.append(f"GPU {index} ({uuid}): {error}")
 
-    def _places(self, uuids: Mapping[int, str], faults: list[str]) -> dict[int, int]:
-        """NVML index -> number under which CUDA shows the GPU."""
+    def _places(self, uuids: Sequence[str | None], faults: list[str]) -> dict[int, int]:
+        """NVML index -> number under which CUDA shows the GPU; of `uuids` None does not answer."""
         value = self.host.environment.get("CUDA_VISIBLE_DEVICES")
-        all_uuids = [uuids.get(index, "") for index in range(max(uuids, default=-1) + 1)]  # "": it does not answer
         if value is not None and value.strip().startswith("MIG-"):  # one slice, which is cuda:0
             return self._place_of_slice(value, uuids)
         try:
-            return {found: place for place, found in enumerate(visible_gpus(value, all_uuids))}
+            return {found: place for place, found in enumerate(visible_gpus(value, uuids))}
         except DeviceError as error:
             faults.append(str(error))
             return {}
 
-    def _place_of_slice(self, value: str, uuids: Mapping[int, str]) -> dict[int, int]:
+    def _place_of_slice(self, value: str, uuids: Sequence[str | None]) -> dict[int, int]:
         nvml = self.load_nvml()
         try:
             part = nvml.nvmlDeviceGetHandleByUUID(value.split(",")[0].strip())
             whole = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(part)
-            return {index: 0 for index, uuid in uuids.items() if uuid == text(nvml.nvmlDeviceGetUUID(whole))}
+            return {index: 0 for index, uuid in enumerate(uuids) if uuid == text(nvml.nvmlDeviceGetUUID(whole))}
         except nvml.NVMLError:
             return {}
 

@@ -143,9 +143,8 @@ def _baseline_key(row: Settings) -> tuple[Any, ...]:
 def _count() -> int:
     import pynvml
 
+    from energy_lightning.device.finding import gpu_uuids
     from energy_lightning.device.visible import visible_gpus
 
     pynvml.nvmlInit()
-    handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-    uuids = [pynvml.nvmlDeviceGetUUID(handle) for handle in handles]
-    return len(visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids))
+    return len(visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), gpu_uuids(pynvml)))

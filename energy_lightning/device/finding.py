@@ -72,19 +72,19 @@ def find_gpu(nvml: Any, torch_device: Any, host: Host) -> FoundGpu:
     )
 
 
-def gpu_uuids(nvml: Any) -> list[str]:
-    """UUIDs of the machine's GPUs in NVML's order; "" for one that is lost: the others are not."""
+def gpu_uuids(nvml: Any) -> list[str | None]:
+    """UUIDs of the machine's GPUs in NVML's order; None for one that is lost: the others are not."""
     return _of_each(nvml, nvml.nvmlDeviceGetUUID)
 
 
-def _of_each(nvml: Any, read: Callable[[Any], Any]) -> list[str]:
-    found = []
+def _of_each(nvml: Any, read: Callable[[Any], Any]) -> list[str | None]:
+    found: list[str | None] = []
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
             found.append(text(read(nvml.nvmlDeviceGetHandleByIndex(index))))
         except nvml.NVMLError as error:
             _log.info("GPU %d of this machine does not answer: %s", index, error)
-            found.append("")
+            found.append(None)
     return found
 
 
@@ -147,7 +147,7 @@ def _warn_of_order(nvml: Any, value: str | None, environment: Mapping[str, str])
     counted = value is None or not value.strip().startswith("GPU-")
     if not counted or environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
         return
-    names = sorted(set(_of_each(nvml, nvml.nvmlDeviceGetName)) - {""})
+    names = sorted({name for name in _of_each(nvml, nvml.nvmlDeviceGetName) if name is not None})
     if len(names) > 1:
         _log.warning(
             "energy_lightning: this machine has different GPUs (%s), which CUDA may count in another order than NVML; "

@@ -14,12 +14,12 @@ _NAMED = ("GPU-", "MIG-")
 _INDEX = re.compile(r"[+-]?[0-9]+")  # int() would also take "1_0"
 
 
-def visible_gpus(value: str | None, uuids: Sequence[str]) -> tuple[int, ...]:
+def visible_gpus(value: str | None, uuids: Sequence[str | None]) -> tuple[int, ...]:
     """Physical index of every visible GPU: entry i is what CUDA calls device i.
 
     Args:
         value: CUDA_VISIBLE_DEVICES; None where it is not set (all are visible); "" hides every GPU.
-        uuids: "GPU-..." of the machine's GPUs, in NVML's order (PCI bus order); "" of one that does not answer.
+        uuids: "GPU-..." of the machine's GPUs, in NVML's order (PCI bus order); None for one that does not answer.
 
     Entries are indices, UUIDs or prefixes of UUIDs that only one GPU has. As in CUDA a negative index ends the list.
     CUDA silently shows fewer GPUs, or none, where an entry is unknown, ambiguous or given twice; here each of these is
@@ -41,7 +41,7 @@ def visible_gpus(value: str | None, uuids: Sequence[str]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _resolve(entry: str, value: str, uuids: Sequence[str]) -> int | None:
+def _resolve(entry: str, value: str, uuids: Sequence[str | None]) -> int | None:
     """Index of one entry; None where it ends the list."""
     where = f"CUDA_VISIBLE_DEVICES={value}"
     if entry.startswith(_NAMED):
@@ -56,9 +56,9 @@ def _resolve(entry: str, value: str, uuids: Sequence[str]) -> int | None:
     return None if index < 0 else index
 
 
-def match_uuid(prefix: str, uuids: Sequence[str], where: str) -> int:
+def match_uuid(prefix: str, uuids: Sequence[str | None], where: str) -> int:
     """Index of the one UUID that starts with `prefix`; DeviceError naming `where` if none or several do."""
-    matches = [i for i, uuid in enumerate(uuids) if uuid.lower().startswith(prefix.lower())]
+    matches = [i for i, uuid in enumerate(uuids) if uuid is not None and uuid.lower().startswith(prefix.lower())]
     if len(matches) == 1:
         return matches[0]
     known = ", ".join(filter(None, uuids)) or "no GPU"

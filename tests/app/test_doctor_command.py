@@ -182,6 +182,14 @@ def test_a_gpu_that_is_lost_does_not_renumber_the_others(tmp_path: Path, visible
     assert found.faults == ("GPU 0: GPU is lost",)
 
 
+def test_a_lost_gpu_that_is_the_visible_one_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    with machine([board(), board(SECOND)], tmp_path, environment={"CUDA_VISIBLE_DEVICES": "1"}) as (examiner, nvml):
+        nvml.lose(1)
+        found = examiner.examine()
+    assert [gpu.visible_as for gpu in found.gpus] == [None]
+    assert found.faults == ("GPU 1: GPU is lost",)
+
+
 def test_an_impossible_visible_devices_is_a_line(tmp_path: Path) -> None:
     found = examined(tmp_path, board(), torch=torch_with(0), environment={"CUDA_VISIBLE_DEVICES": "GPU-zzz"})
     assert any("GPU-zzz" in fault for fault in found.faults)
