@@ -9,14 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from energy_lightning.callbacks.attributes import change_attribute
+from energy_lightning.callbacks.attributes import BatchAttributes
 from energy_lightning.callbacks.job import check_alone, degrading, gpu_identity, on_rank_zero, say
 from energy_lightning.callbacks.monitored import Monitored
 from energy_lightning.callbacks.recurring_run import RecurringRun, Target, Verdict
 from energy_lightning.callbacks.run_meter import RunMeter, Spent, spent_by_all
 from energy_lightning.callbacks.shared_device import DeviceChoice, gather_objects
 from energy_lightning.device import Device, has_emulated_figures
-from energy_lightning.recurring import JobSettings, RecurringError, scaled_learning_rate
+from energy_lightning.recurring import JobSettings, RecurringError
 from energy_lightning.recurring.errors import whole
 from energy_lightning.recurring.settings import seed_and_clock
 from energy_lightning.recurring.store import checked_path
@@ -94,12 +94,8 @@ class RecurringJobMixin:
         checked = {name: value for name, value in self._settings.items() if name not in ("seed", "clock")}
         settings = JobSettings.parse(batch_sizes, **{"max_power_w": 1.0, **checked})  # here already, on every rank
         seed_and_clock(options.get("seed", 0), options.get("clock", time.time))
-        scaled_learning_rate(1.0, batch_size=1, default=1, rule=scaling)
-        for name, value in {"batch_size": batch_size, "learning_rate": learning_rate}.items():
-            if not isinstance(value, str) or not value:
-                raise RecurringError(f"{name} must be the name of an attribute, e.g. {name!r}, got {value!r}")
+        self._attributes = BatchAttributes(batch_size=batch_size, learning_rate=learning_rate, scaling=scaling)
         self.batch_sizes, self.default, self.store = settings.batch_sizes, settings.default, checked_path(store)
-        self._names, self._scaling = (batch_size, learning_rate), scaling
         self._every = whole("check_every_n_steps", check_every_n_steps, least=1)
         self._needs_energy = settings.eta > 0.0
         self._choice = DeviceChoice.parse(device, workload, gpu)
@@ -217,29 +213,10 @@ class RecurringJobMixin:
         return self._run.batch_size
 
     def _use(self, trainer: Any, pl_module: Any, batch_size: int) -> None:
-        """Set the batch size, and scale the learning rate to it: from ours where ours was set, else from the default's.
-
-        A second fit may be of the same module or of a new one.
-        """
-        (name, rate_name), owners, found = self._names, (trainer.datamodule, pl_module), list[Any]()
-
-        def replaced(before: Any) -> int:
-            found.append(before)
-            return batch_size
-
-        change_attribute(owners, name, replaced)
-        previous = self.batch_size if self.batch_size is not None and self.batch_size in found else self.default
+        """A second fit may be of the same module, which has our size, or of a new one."""
+        owners = (trainer.datamodule, pl_module)
+        self._attributes.change(owners, batch_size, ours=self.batch_size, default=self.default)
         self.batch_size = batch_size
-        if self._scaling != "none":
-
-            def scaled(rate: Any) -> float:
-                try:
-                    plain = float(rate)
-                except (TypeError, ValueError) as error:
-                    raise RecurringError(f"{rate_name} must be a number to be scaled, got {rate!r}") from error
-                return scaled_learning_rate(plain, batch_size=batch_size, default=previous, rule=self._scaling)
-
-            change_attribute(owners, rate_name, scaled)
         say(trainer, f"batch size {batch_size} for this run ({self.store})")
 
     def _open(self, trainer: Any) -> None:
