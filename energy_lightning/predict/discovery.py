@@ -103,8 +103,8 @@ class FormulaSearch(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[mis
         """Search on measured energies (n,) in joules.
 
         Raises:
-            ImportError: pyoperon is not there. PredictionError: fewer than 12 rows, no column that varies, or a value
-                that is NaN, infinite, zero or negative; a setting out of range.
+            ImportError: pyoperon is not there. PredictionError: fewer rows than 12 or num_folds, no column that
+                varies, a value that is NaN, infinite, zero or negative; a setting out of range.
 
         Warns:
             UnitWarning: energies of a suspicious magnitude.
@@ -115,10 +115,11 @@ class FormulaSearch(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[mis
         self._flag(table, energy)
         self.range_ = FittedRange.of({name: np.exp(log) for name, log in logs.items()})
         varying = {name: log for name, log in logs.items() if np.ptp(log) > 1e-9}
-        if len(energy) < max(_FEWEST_ROWS, self.num_folds) or not varying:
+        fewest = max(_FEWEST_ROWS, self.num_folds)
+        if len(energy) < fewest or not varying:
             raise PredictionError(
-                f"a search needs {_FEWEST_ROWS} rows and a column that varies, got {len(energy)} rows and "
-                f"{len(varying)} such columns; EnergyLens does with less"
+                f"a search needs {fewest} rows and a column that varies, got {len(energy)} rows, {len(varying)} such "
+                "columns; EnergyLens does with less"
             )
         target = np.log(energy)
         best, self.candidates_ = self._discover(varying, target)

@@ -157,6 +157,8 @@ def test_bad_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     table, energy = rising()
     with pytest.raises(PredictionError, match="a search needs 12 rows"):
         FormulaSearch().fit(table.iloc[:8], energy[:8])
+    with pytest.raises(PredictionError, match=r"a search needs 20 rows .* got 15 rows"):
+        FormulaSearch(num_folds=20).fit(table.iloc[:15], energy[:15])
     with pytest.raises(PredictionError, match="missing column batch_size"):
         FormulaSearch().fit(table[["tensor_parallel"]], energy)
     with pytest.raises(PredictionError, match="row 0 has nan"):
