@@ -102,13 +102,17 @@ def test_equal_requests_and_requests_back_to_the_clock_in_force_change_nothing(d
     assert all(switcher.request(900) for _ in range(5))
     wait_for(lambda: switcher.num_changes == 1)
     device.gate.clear()
+    device.entered.clear()
     switcher.request(1200)
+    assert device.entered.wait(LIMIT_S)
     switcher.request(900)
     switcher.request(1200)
     device.gate.set()
-    wait_for(lambda: switcher.num_changes == 2)
+    wait_for(lambda: 1200 in [change.asked_mhz for change in switcher.take_changes()])  # the newest was looked at
+    assert switcher.request(900)
+    wait_for(lambda: switcher.num_changes == 3)
     switcher.close()
-    assert locks(device) == [900, 1200]
+    assert locks(device) == [900, 1200, 900]
 
 
 def test_within_the_dwell_the_clock_stays_and_the_caller_is_told() -> None:

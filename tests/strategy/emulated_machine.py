@@ -100,12 +100,16 @@ class Machine:
     def records(self) -> list[Path]:
         return sorted((self.state_home / "energy_lightning" / "guard").glob("*.json"))
 
+    def check_no_records(self) -> None:
+        """They go right after what they tell has been undone."""
+        wait_for(lambda: not self.records(), "the records are gone")
+
     @contextmanager
     def nothing_left(self) -> Iterator[None]:
         """Around one test."""
         assert [self.is_set(index) for index in range(2)] == [AS_BEFORE, AS_BEFORE]
         yield
-        assert not self.records()
+        self.check_no_records()
         wait_for(lambda: not self.watchdogs(), "the watchdogs have ended")
 
 

@@ -100,7 +100,7 @@ def test_workers_neither_give_back_nor_keep_back(machine: Jobs, tmp_path: Path, 
     died_s = machine.kill(pids)
     machine.check_restored(died_s)
     assert all(map(is_alive, workers))
-    assert not machine.records()
+    machine.check_no_records()
     pids = machine.start("wait", tmp_path)  # nor do they keep the next job off the GPUs
     assert [machine.is_set(index) for index in range(2)] == [CHANGED, CHANGED]
     machine.check_restored(machine.kill(pids))
@@ -136,7 +136,7 @@ def test_training_gives_back_when_it_ends_though_its_process_lives_on(machine: J
     machine.start("exit", tmp_path, trains=True)
     trained = [machine.expect("TRAINED")[1] for _ in range(2)]
     machine.check_restored(time.monotonic())
-    assert not machine.records()
+    machine.check_no_records()
     assert all(map(is_alive, trained))
     machine.kill(trained)
 
