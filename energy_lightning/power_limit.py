@@ -56,13 +56,6 @@ class PowerLimitOptimizerMixin:
     to the strategy is in force during the sweep. Locked clocks save more than limits do: use both where clocks cannot
     be locked, or a power cap is wanted for other reasons. With EnergyMonitor both use one device.
 
-    Why this is not Zeus's GlobalPowerLimitOptimizer (zeus 0.16, read for this): it restores the highest limit, not the
-    earlier one, from an exit handler only; ends the training where limits cannot be set or a window shows no energy;
-    takes the limit it asked for as the one in force; counts a GPU twice that two processes share; begins a window anew
-    at each epoch's end, so that epochs shorter than a window never finish one; looks neither at throttling nor at
-    temperature, and repeats nothing; loads a profile whatever job and GPU it is of; its slow-down rule takes the lowest
-    limit, not the least energy. Its cost and the shape of its sweep are kept; limits are set by the device's own means.
-
     Args:
         objective: "energy", "time", "cost" (eta x energy + (1 - eta) x highest limit x time) or "max_slowdown"; None:
             "max_slowdown" if one is given, else "cost".

@@ -1,4 +1,12 @@
-"""Rank 0's side of a sweep over power limits: what every rank is to do next, and what was found."""
+"""Rank 0's side of a sweep over power limits: what every rank is to do next, and what was found.
+
+Why PowerLimitOptimizer is not Zeus's GlobalPowerLimitOptimizer (zeus 0.16, read for this): it restores the highest
+limit, not the earlier one, from an exit handler only; ends the training where limits cannot be set or a window shows no
+energy; takes the limit it asked for as the one in force; counts a GPU twice that two processes share; begins a window
+anew at each epoch's end, so that epochs shorter than a window never finish one; looks neither at throttling nor at
+temperature, and repeats nothing; loads a profile whatever job and GPU it is of; its slow-down rule takes the lowest
+limit, not the least energy. Its cost and the shape of its sweep are kept; limits are set by the device's own means.
+"""
 
 from __future__ import annotations
 
