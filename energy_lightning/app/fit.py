@@ -11,8 +11,8 @@ import numpy as np
 from energy_lightning.app.folder import COMPLETED
 from energy_lightning.app.hydra_jobs import checked_arguments, exit_code, run_hydra
 from energy_lightning.app.predict_job import Job, run_job
-from energy_lightning.app.predict_model import FORMULA, TRAINING, EnergyModel, accuracy_of, fitted_model
-from energy_lightning.app.predict_table import energy_of, read_table
+from energy_lightning.app.predict_model import FORMULA, REQUIRED, TRAINING, EnergyModel, accuracy_of, fitted_model
+from energy_lightning.app.predict_table import check_columns, energy_of, read_table
 from energy_lightning.app.settings import checked_switch
 from energy_lightning.report.prediction_pictures import draw_predicted, draw_terms
 
@@ -36,6 +36,7 @@ def run_fit(config: Any, path: Path) -> str:
 def _fit(job: Job) -> None:
     values = job.values
     table = read_table(values["csv"], values["columns"])
+    check_columns(table, REQUIRED.get(values["kind"], ()), values["csv"])  # an unknown kind is named below
     energy_j = energy_of(table, values["energy_column"], values["energy_unit"])
     column_says = "emulated" in table and bool(table["emulated"].astype(str).eq("True").any())
     emulated = checked_switch(values, "emulated") or column_says

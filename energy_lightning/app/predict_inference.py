@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from energy_lightning.app.predict_job import Job
-from energy_lightning.app.predict_model import INFERENCE, EnergyModel
-from energy_lightning.app.predict_table import ENERGY, energy_of, read_table
+from energy_lightning.app.predict_model import INFERENCE, REQUIRED, EnergyModel
+from energy_lightning.app.predict_table import ENERGY, check_columns, energy_of, read_table
 from energy_lightning.predict import PredictionError
 from energy_lightning.report.prediction_pictures import draw_predicted, draw_terms
 from energy_lightning.report.prediction_tables import frame_table
@@ -24,6 +24,7 @@ def predict_inference(job: Job) -> None:
     """Print, and write into the job's folder, each configuration's energy, the selected one and the front."""
     values = job.values
     table = read_table(values["csv"], values["columns"]).reset_index(drop=True)
+    check_columns(table, REQUIRED[INFERENCE], values["csv"])
     model = EnergyModel.load(values["model_file"], INFERENCE)
     latency = values["latency_column"]
     if latency is not None and latency not in table.columns:

@@ -32,6 +32,7 @@ from energy_lightning.predict.proxies import REQUIRED as RUN_REQUIRED
 from energy_lightning.types import ConfigError
 
 TRAINING, INFERENCE = "training", "inference"
+REQUIRED = {TRAINING: RUN_REQUIRED, INFERENCE: LENS_REQUIRED}
 COLUMNS = {
     TRAINING: (*RUN_REQUIRED, *RUN_OPTIONAL, "num_heads", "time_s"),
     INFERENCE: (*LENS_REQUIRED, *LENS_OPTIONAL),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -57,6 +57,15 @@ def read_table(path: str | Path, columns: Mapping[str, str | None]) -> Any:
         if theirs not in table.columns:
             raise PredictionError(f"columns.{ours}={theirs}: {file} has no such column; it has {_listed(table)}")
     return table.assign(**{ours: table[theirs] for ours, theirs in renamed.items()})
+
+
+def check_columns(table: Any, needed: Iterable[str], path: str | Path) -> None:
+    """PredictionError naming those of our columns `needed` that `table`, read from `path`, has not."""
+    if missing := [name for name in needed if name not in table.columns]:
+        raise PredictionError(
+            f"{path} has no column {', '.join(missing)}; it has {_listed(table)}. Where it has one by another name: "
+            f"columns.{missing[0]}=NAME"
+        )
 
 
 def energy_of(table: Any, column: str, unit: str) -> Any:

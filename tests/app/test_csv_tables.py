@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from served_tables import command, served
 
-from energy_lightning.app.predict_table import energy_of, read_table
+from energy_lightning.app.predict_table import check_columns, energy_of, read_table
 from energy_lightning.types import EnergyLightningError
 
 PLAIN = "batch_size,energy_j\n1,8.5\n2,4.5\n"
@@ -65,6 +65,14 @@ def test_archives_and_folders_that_are_none_are_named(tmp_path: Path) -> None:
             read_table(tmp_path / name, {})
     with pytest.raises(EnergyLightningError, match="is a folder; give a CSV"):
         read_table(tmp_path, {})
+
+
+def test_a_column_of_another_name_is_pointed_at_as_it_is_in_the_file(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(PLAIN.replace("batch_size", "max_batch"))
+    message = "t.csv has no column batch_size; it has max_batch, energy_j. .*: columns.batch_size=NAME"
+    with pytest.raises(EnergyLightningError, match=message):
+        check_columns(read_table(tmp_path / "t.csv", {}), ["batch_size"], tmp_path / "t.csv")
+    check_columns(read_table(tmp_path / "t.csv", {"batch_size": "max_batch"}), ["batch_size"], tmp_path / "t.csv")
 
 
 def test_a_file_of_any_name_can_be_given_in_quotes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,8 +11,10 @@ import pytest
 from served_tables import command, served
 
 from energy_lightning.app import fit
-from energy_lightning.app.predict_model import EnergyModel
+from energy_lightning.app.predict_model import REQUIRED, EnergyModel
 from energy_lightning.types import EnergyLightningError
+
+RUN = dict.fromkeys(REQUIRED["training"], 1)  # a training table's columns
 
 
 def test_kilowatt_hours_are_converted_or_suspected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,7 +40,7 @@ def test_kilowatt_hours_are_converted_or_suspected(tmp_path: Path, capsys: pytes
     [
         ({}, ["csv=none.csv"], "no file none.csv"),
         ({}, ["kind=trainig"], "unknown kind=trainig; choose one of training, inference"),
-        ({}, ["kind=training"], "missing columns num_layers, hidden_size, ffn_size, sequence_length, tokens"),
+        ({}, ["kind=training"], "has no column num_layers, hidden_size, ffn_size, sequence_length, tokens"),
         ({}, ["method=quantum"], "unknown method=quantum; choose one of robust, published, formula"),
         ({}, ["emulated=no"], "emulated must be true or false, got 'no'"),
         ({}, ["energy_unit=MWh"], "unknown energy_unit=MWh; choose one of J, mJ, kJ, Wh, kWh"),
@@ -47,7 +49,7 @@ def test_kilowatt_hours_are_converted_or_suspected(tmp_path: Path, capsys: pytes
         ({"energy_j": -1.0}, [], "energy_j must be finite and > 0: row 0 has -1"),
         ({"energy_j": float("nan")}, [], "column energy_j must hold numbers: row 0 has"),
         ({"batch_size": "many"}, [], "column batch_size must hold numbers"),
-        ({"speedup": "fast"}, ["kind=training"], "column speedup must hold numbers: row 0 has 'fast'"),
+        ({**RUN, "speedup": "fast"}, ["kind=training"], "column speedup must hold numbers: row 0 has 'fast'"),
     ],
 )
 def test_mistakes_of_a_fit_cost_one_line(
