@@ -83,11 +83,15 @@ def _board(options: argparse.Namespace) -> EmulatedBoard:
         raise ValueError(f"give --load from 0 to 1, got {options.load:g}")
     if options.refuse_after is not None and options.refuse_after < 0:
         raise ValueError(f"give --refuse-after 0 or more, got {options.refuse_after}")
-    words = {"all": PERMISSIONS, "none": ()}
+    words: dict[str, tuple[str, ...]] = {"all": PERMISSIONS, "none": ()}
+    permissions = words.get(options.permissions, tuple(options.permissions.split(",")))
+    if not set(permissions) <= set(PERMISSIONS):
+        known = ", ".join(PERMISSIONS)
+        raise ValueError(f"--permissions {options.permissions}: give all, none, or of {known}, with commas")
     lock = "nvmlDeviceSetGpuLockedClocks"
     return EmulatedBoard(
         gpu=options.gpu,
-        permissions=words.get(options.permissions, tuple(options.permissions.split(","))),
+        permissions=permissions,
         has_counter=not options.no_counter,
         mig_uuids=tuple(f"MIG-00000000-0000-0000-0000-{part:012d}" for part in range(options.slices)),
         power_limit_w=options.power_limit,

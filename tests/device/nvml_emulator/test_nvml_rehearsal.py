@@ -77,7 +77,7 @@ def test_ctrl_c_is_left_to_the_command() -> None:
     ("arguments", "message"),
     [
         (["--gpu=a1000", "--", "true"], "unknown GPU 'a1000'"),
-        (["--permissions=clocks", "--", "true"], "unknown permission 'clocks'"),
+        (["--permissions=clocks", "--", "true"], "--permissions clocks: give all, none, or of sm_clock"),
         (["--gpus=0", "--", "true"], "--gpus >= 1"),
         (["--gpus=2", "--slices=1", "--", "true"], "--slices 1 goes with one GPU, got --gpus 2"),
         (["--slices=9", "--", "true"], "--slices from 0 to 7"),
