@@ -44,7 +44,7 @@ class FineTuningRun:
     def workload(self, dtype: str) -> Workload:
         """One step of the run."""
         shape = ModelShape(
-            name="encoder",
+            name="model",
             hidden_size=self.hidden_size,
             num_heads=self.num_heads,
             num_kv_heads=self.num_heads,

@@ -89,7 +89,7 @@ def test_splits_that_cannot_be_are_left_out_with_the_reason(tmp_path: Path, caps
     split = [*SMALL, "num_gpus=[3,4]", "strategies=[tp,fsdp]"]
     assert command("predict", "training", *split, f"output_dir={tmp_path}") == 0
     output = capsys.readouterr().out
-    assert "left out: tp on 3 GPUs: encoder: tensor_parallel=3 does not divide num_heads=4" in output
+    assert "left out: tp on 3 GPUs: model: tensor_parallel=3 does not divide num_heads=4" in output
     assert "left out: fsdp on 3 GPUs: batch_size=32 cannot be shared by 3 GPUs" in output
     assert len(pd.read_csv(tmp_path / "predictions.csv")) == 2
 
