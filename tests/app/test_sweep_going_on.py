@@ -48,7 +48,7 @@ def test_one_sweep_at_a_time_in_a_folder(tmp_path: Path) -> None:
         RunFile(path)
 
 
-def test_a_termination_is_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_termination_is_an_interrupt() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt), terminated_as_interrupted():
         os.kill(os.getpid(), signal.SIGTERM)
