@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from energy_lightning.emulation import GPU
+from energy_lightning.measure import check_trainable, load_plan
 from energy_lightning.types import Budget, ConfigError
 from energy_lightning.workload import ModelShape, Workload
 
 
 def check_settings(config: Any) -> None:
-    """Raise EnergyLightningError for a missing value, or a budget, workload or GPU that cannot be.
+    """Raise EnergyLightningError for a missing value, or a budget, workload, GPU or plan file that cannot be.
 
     `config` is the composed DictConfig.
     """
@@ -23,6 +24,8 @@ def check_settings(config: Any) -> None:
     build_workload(values["workload"])
     if values["device"]["gpu"] is not None:
         GPU.load(values["device"]["gpu"])
+    if isinstance(values.get("plan"), str):
+        check_trainable(load_plan(values["plan"]))
 
 
 def check_missing(config: Any) -> None:

@@ -10,7 +10,7 @@ from energy_lightning.measure.energy import (
 )
 from energy_lightning.measure.jsonl import AppendLog, rows_up_to
 from energy_lightning.measure.meter import EnergyMeter, PowerSampler, probe_refresh_s
-from energy_lightning.measure.plan_file import check_plan, load_plan, save_plan
+from energy_lightning.measure.plan_file import check_plan, check_trainable, load_plan, save_plan
 from energy_lightning.measure.run_key import describe_run, library_versions, run_hash
 from energy_lightning.measure.runner import (
     UNREACHABLE,
@@ -43,6 +43,7 @@ __all__ = [
     "WindowReading",
     "WindowSettings",
     "check_plan",
+    "check_trainable",
     "describe_run",
     "integrate_power",
     "library_versions",

@@ -121,7 +121,7 @@ def check_plan(plan: Plan, device: Device, workload: Workload | None = None) -> 
     Raises PlanError naming the place, the value and what is allowed: a clock the GPU does not have, more SMs than it
     has, a partition or launch point the job does not have, more than one stage, microbatches that differ.
     """
-    _check_uniform(plan)
+    check_trainable(plan)
     for s, stage in enumerate(plan.stages):
         known = None if workload is None else _partitions(workload)
         for i, phase in enumerate(stage):
@@ -131,8 +131,8 @@ def check_plan(plan: Plan, device: Device, workload: Workload | None = None) -> 
                 _check_schedule(schedule, key, device, known, f"{where}.schedules.{key}")
 
 
-def _check_uniform(plan: Plan) -> None:
-    """A training runs one pipeline stage, and every microbatch of it alike."""
+def check_trainable(plan: Plan) -> None:
+    """PlanError unless a training can follow it: one pipeline stage, and every microbatch of it alike."""
     name = plan.label or "the plan"
     if len(plan.stages) > 1:
         raise PlanError(

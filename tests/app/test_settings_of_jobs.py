@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from energy_lightning.app.settings import build_workload, checked_seed, checked_switch
-from energy_lightning.types import ConfigError
+from energy_lightning.app.configuration import compose_config, conf_dir
+from energy_lightning.app.settings import build_workload, check_settings, checked_seed, checked_switch
+from energy_lightning.measure import save_plan
+from energy_lightning.types import ConfigError, PhasePlan, Plan, PlanError
+
+STAGE = (PhasePlan("forward"), PhasePlan("backward"))
 
 
 @pytest.mark.parametrize(
@@ -35,3 +41,18 @@ def test_switches_are_true_or_false(value: object) -> None:
     assert checked_switch({"emulated": True}, "emulated") is True
     with pytest.raises(ConfigError, match="emulated must be true or false, got"):
         checked_switch({"emulated": value}, "emulated")
+
+
+@pytest.mark.parametrize(("stages", "message"), [(0, "cannot read the plan"), (2, "is for 2 pipeline stages"), (1, "")])
+def test_a_plan_that_no_training_follows_is_refused_before_anything_starts(
+    stages: int, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.yaml"
+    if stages:
+        save_plan(path, Plan((STAGE,) * stages))
+    config = compose_config([f"plan={path}", f"output_dir={tmp_path}"], [conf_dir()])
+    if not message:
+        check_settings(config)
+        return
+    with pytest.raises(PlanError, match=message):
+        check_settings(config)
