@@ -71,7 +71,10 @@ class BatchAttributes:
             try:
                 plain = float(rate)
             except (TypeError, ValueError) as error:
-                raise RecurringError(f"{self.learning_rate} must be a number to be scaled, got {rate!r}") from error
+                raise RecurringError(
+                    f"{self.learning_rate} must be a number to be scaled, got {rate!r}: make it one, or give "
+                    "scaling='none'"
+                ) from error
             return scaled_learning_rate(plain, batch_size=batch_size, default=previous, rule=self.scaling)
 
         change_attribute(owners, self.learning_rate, scaled)
