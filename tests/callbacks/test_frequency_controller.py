@@ -141,18 +141,30 @@ def test_steps_far_from_the_prediction_are_reported_once(tmp_path: Path) -> None
     assert "+120.0%" in line
 
 
-def test_changes_of_the_clock_for_a_new_plan_and_after_validation_are_no_drift(tmp_path: Path) -> None:
+@pytest.mark.parametrize("refresh_s", [0.0, 0.5], ids=["each step is read", "slow counter"])
+def test_changes_of_the_clock_for_a_new_plan_and_after_validation_are_no_drift(
+    tmp_path: Path, refresh_s: float
+) -> None:
     class SlowToSwitch(Scripted):
         def lock_frequency(self, frequency_mhz: int) -> None:
-            self.work(5.0)
+            self.work(2.0)
             super().lock_frequency(frequency_mhz)
 
     plan = Plan.sequential(1200).with_prediction(1.1, 242.0, emulated=False)
-    trainer = run_with(plan, tmp_path, SlowToSwitch(), drift_steps=2, min_dwell_s=1.5)
-    trainer.fit(num_steps=8, validate_every=4)
+    trainer = run_with(plan, tmp_path, SlowToSwitch(refresh_s=refresh_s), drift_steps=2, min_dwell_s=1.5)
+    trainer.fit(num_steps=24, validate_every=12)
     assert not [line for line in trainer.lightning_module.lines if "drifted" in line]
-    assert trainer.forward_mhz == [1200] * 8
-    assert trainer.callbacks[0].drift.ratios["time"] == pytest.approx(1.0)
+    assert trainer.forward_mhz == [1200] * 24
+    assert trainer.callbacks[0].drift.ratios == {"time": pytest.approx(1.0), "energy": pytest.approx(1.0, abs=0.1)}
+
+
+def test_steps_of_another_number_of_microbatches_are_not_held_against_the_plan(tmp_path: Path) -> None:
+    plan = Plan.sequential(1200).with_prediction(1.1, 242.0, emulated=False)
+    trainer = run_with(plan, tmp_path, Scripted(), drift_steps=2)
+    trainer.accumulate_grad_batches = WORKLOAD.num_microbatches + 1
+    trainer.fit()
+    assert trainer.callbacks[0].drift is None
+    assert trainer.callbacks[0].plan == plan
 
 
 def test_steps_under_limits_that_are_being_tried_are_no_drift(tmp_path: Path) -> None:
