@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from energy_lightning.app.configuration import compose_config, conf_dir
+from energy_lightning.app import main
+from energy_lightning.app.configuration import (
+    check_overrides,
+    compose_config,
+    conf_dir,
+    expand_shorthand,
+    group_options,
+)
 from energy_lightning.app.settings import build_workload, check_settings, checked_seed, checked_switch
 from energy_lightning.measure import save_plan
 from energy_lightning.types import ConfigError, PhasePlan, Plan, PlanError
@@ -56,3 +64,17 @@ def test_a_plan_that_no_training_follows_is_refused_before_anything_starts(
         return
     with pytest.raises(PlanError, match=message):
         check_settings(config)
+
+
+def test_help_of_train_has_examples_that_are_accepted_and_every_group(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["train", "--help"])
+    output = capsys.readouterr().out
+    examples = re.findall(r"^  energy-lightning train (.*)$", output, flags=re.MULTILINE)
+    assert len(examples) == 6
+    folders = [conf_dir()]
+    for example in examples:
+        words = [word for word in example.split() if word != "--multirun"]
+        check_overrides(expand_shorthand(words, group_options(folders)), folders)
+    for group, choices in group_options(folders).items():
+        assert f"{group}: {', '.join(sorted(choices))}" in output
