@@ -119,10 +119,12 @@ def checked_level(level: Any) -> float:
     return float(level)
 
 
-def checked_whole(name: str, value: Any, *, least: int) -> int:
-    """A setting that counts something; PredictionError unless it is a whole number >= `least`."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise PredictionError(f"{name} must be a whole number >= {least}, got {value!r}")
+def checked_whole(name: str, value: Any, *, least: int, most: int | None = None) -> int:
+    """A setting that counts something; PredictionError unless it is a whole number from `least` to `most`, if given."""
+    is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not is_whole or value < least or (most is not None and value > most):
+        limits = f">= {least}" if most is None else f"from {least} to {most}"
+        raise PredictionError(f"{name} must be a whole number {limits}, got {value!r}")
     return int(value)
 
 

@@ -37,6 +37,7 @@ from energy_lightning.predict.columns import (
     PredictionWarning,
     checked_energy,
     checked_level,
+    checked_whole,
     flag_units,
     index_of,
     names_of,
@@ -271,9 +272,7 @@ class FormulaSearch(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[mis
 
     def _check_settings(self) -> None:
         for name, (least, most) in _WHOLE.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not least <= value <= most:
-                raise PredictionError(f"{name} must be a whole number from {least} to {most}, got {value!r}")
+            checked_whole(name, getattr(self, name), least=least, most=most)
         if (
             isinstance(self.penalty, bool)
             or not isinstance(self.penalty, (int, float))
