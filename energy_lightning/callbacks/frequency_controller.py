@@ -49,6 +49,7 @@ class FrequencyControllerMixin:
         self._backward_mhz: int | None = None
         self._clock_log = ClockLog()
         self._fault: str | None = None  # the last one told
+        self._told_of_dwell = False
         self._meter: StepMeter | None = None  # where the plan predicts what a step takes
         self._step_open, self._last_global_step = False, 0
         self._settling = False  # the coming step holds a change of the clock that the plan does not predict
@@ -76,7 +77,7 @@ class FrequencyControllerMixin:
         self._sweep = next((callback for callback in trainer.callbacks if hasattr(callback, "sweeping")), None)
         self._device = None if job is None else job.device
         self.plan = self.drift = self._switcher = self._following = self._fault = None
-        self._outcome, self._clock_log = _NOT_LOOKED_AT, ClockLog()
+        self._outcome, self._clock_log, self._told_of_dwell = _NOT_LOOKED_AT, ClockLog(), False
         self._close_meter()
         if self._device is not None:
             self._switcher = FrequencySwitcher(self._device, min_dwell_s=self._min_dwell_s)
@@ -143,12 +144,19 @@ class FrequencyControllerMixin:
         self._settling = True
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Clocks that were asked for and not seen, in one line."""
+        """Clocks that were asked for and not seen, in one line; once, that the dwell left most changes out."""
         if self._switcher is not None:
             self._clock_log.add(self._switcher.take_changes())
             line = self._clock_log.take_line()
             if line is not None:
                 say(trainer, line)
+            if not self._told_of_dwell and self.num_skipped > self.num_switches:
+                self._told_of_dwell = True
+                say(
+                    trainer,
+                    f"{self.num_skipped} changes of the clock that the plan asks for were left out, "
+                    f"{self.num_switches} made: phases are shorter than min_dwell_s={self._min_dwell_s:g}",
+                )
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Give the clock back."""

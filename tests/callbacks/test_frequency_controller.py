@@ -60,8 +60,11 @@ def test_phases_shorter_than_the_dwell_do_not_switch(tmp_path: Path) -> None:
     device = Scripted(phase_s=0.001)
     trainer = run_with(TWO_CLOCKS, tmp_path, device, min_dwell_s=10.0)
     trainer.fit()
+    trainer.call("on_train_epoch_end")
     assert locks(device) == [1200]
-    assert trainer.callbacks[0].num_skipped > 0
+    assert trainer.callbacks[0].num_skipped == 3
+    (line,) = [line for line in trainer.lightning_module.lines if "min_dwell_s" in line]
+    assert "3 changes of the clock that the plan asks for were left out, 1 made" in line
 
 
 def test_the_clock_is_free_in_validation_and_locked_again_after(tmp_path: Path) -> None:
