@@ -192,7 +192,9 @@ class FrontierOptimizerMixin:
         tasks = partition_tasks(workload, device, frequencies_mhz=self._frequencies_mhz, locked=self.clock_controlled)
         settings = replace(self._settings, prior_gpu=namesake(device))
         self._search = FrontierSearch(tasks, store, costs, settings)
-        return note
+        num_known = len(store.measurements())
+        known = f"{num_known} configurations were measured before, they are taken from {path}" if num_known else ""
+        return "; ".join(filter(None, (known, note)))
 
     def _measure_switch(self, device: Device) -> str:
         """Have the device know how long a change of its clock takes; the GPU is warm now. Returns a line, or ""."""

@@ -127,6 +127,9 @@ def test_a_second_run_measures_nothing_and_chooses_the_same(tmp_path: Path) -> N
     second.fit()
     assert second.callbacks[1].num_measured == 0
     assert second.callbacks[2].plan == first.callbacks[2].plan
+    assert not lines_of(first, "measured before")
+    line = f"{first.callbacks[1].num_measured} configurations were measured before, they are taken from {tmp_path}"
+    assert len(lines_of(second, line)) == 1
 
 
 @pytest.mark.parametrize("change", ["library", "shape"])
