@@ -48,8 +48,9 @@ class SweepSettings:
     def __post_init__(self) -> None:
         for name, least in (("warmup_steps", 0), ("profile_steps", 1), ("max_tries", 1)):
             object.__setattr__(self, name, whole(name, getattr(self, name), least=least))
-        power_limit_steps((1.0, 1.0), self.step_w)  # these two refuse what they cannot use
-        choose_power_limit([(1.0, 1.0, 1.0)], noise=self.noise)
+        if positive("step_w", self.step_w, "25.0 (W)") < 1.0:
+            raise RecurringError(f"step_w must be 1 W or more, as GPUs set no finer limits, got {self.step_w}")
+        choose_power_limit([(1.0, 1.0, 1.0)], noise=self.noise)  # refuses what it cannot use
 
     def within(self, least_w: float, most_w: float, found_w: float) -> tuple[float, ...]:
         """The limits to try on GPUs that take `least_w` to `most_w` and had `found_w` before, which only `limits_w` may

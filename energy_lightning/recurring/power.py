@@ -15,6 +15,7 @@ from energy_lightning.recurring.errors import RecurringError, number
 from energy_lightning.recurring.runs import CostRule
 
 Goal = Literal["energy", "time", "cost", "max_slowdown"]
+_MOST_LIMITS = 1000  # of a sweep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,10 @@ def power_limit_steps(range_w: tuple[float, float], step_w: float) -> tuple[floa
     step_w = number("step_w", step_w, "25.0 (W)")
     if not (0.0 < least_w <= most_w < math.inf and 0.0 < step_w < math.inf):
         raise RecurringError(f"need 0 < least <= most and step_w > 0, all finite, got {range_w} by {step_w}")
+    if (most_w - least_w) / step_w >= _MOST_LIMITS:
+        raise RecurringError(
+            f"step_w={step_w:g} makes more than {_MOST_LIMITS} limits of {range_w}: give e.g. 25.0 (W)"
+        )
     count = math.floor((most_w - least_w) / step_w + 1e-9) + 1
     return tuple(most_w - index * step_w for index in range(count))
 

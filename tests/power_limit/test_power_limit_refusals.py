@@ -165,6 +165,7 @@ def test_a_foreign_profile_stops_the_training_and_stays_as_it_is(tmp_path: Path)
         ({"limits_w": [True]}, "limits_w"),
         ({"limits_w": [100.0, -1.0]}, "limits_w"),
         ({"step_w": 0.0}, "step_w"),
+        ({"step_w": 0.025}, "1 W or more"),
         ({"step_w": "x"}, "step_w"),
         ({"wait_steps": -1}, "wait_steps"),
         ({"wait_steps": 1.5}, "wait_steps must be a whole number, 0 or more, got 1.5"),

@@ -43,6 +43,11 @@ def test_ranges_that_cannot_be_are_refused(range_w: tuple[float, float], step_w:
         power_limit_steps(range_w, step_w)
 
 
+def test_a_step_that_makes_a_sweep_without_end_is_refused() -> None:
+    with pytest.raises(RecurringError, match="more than 1000 limits"):
+        power_limit_steps((100.0, 260.0), 1e-6)
+
+
 def test_a_sweep_goes_down_skips_what_is_known_and_gives_up_after_three() -> None:
     sweep = PowerSweep([100.0, 300.0, 200.0, 250.0], {200.0: sample(201.0), 90.0: sample(90.0)})
     assert (sweep.num_limits, sweep.num_known, sweep.current_w) == (4, 1, 300.0)
