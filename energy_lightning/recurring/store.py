@@ -43,7 +43,7 @@ class RunStore:
     """
 
     def __init__(self, path: str | Path, *, create: bool = True) -> None:
-        self.path = checked_path(path)
+        self.path, self._mode = checked_path(path), "rwc" if create else "rw"
         try:
             self.path.exists()
         except OSError as error:  # a name that is too long, a folder that may not be looked into
@@ -61,11 +61,12 @@ class RunStore:
                 raise StoreError(
                     f"{self.path} is damaged ({' '.join(verdict.split())}); it was left as it is. Give another path"
                 )
+        self._mode = "rw"  # a store that is taken away later is not begun anew, without its settings
 
     @contextmanager
     def changing(self) -> Iterator[sqlite3.Connection]:
         """A connection that holds the write lock; commits at the end, rolls back on any error."""
-        with self._transaction(BEGIN, "rwc") as connection:
+        with self._transaction(BEGIN, self._mode) as connection:
             if self._version(connection) < VERSION:
                 _upgrade(connection)
             yield connection
@@ -94,6 +95,8 @@ class RunStore:
 
     def _explained(self, error: Exception) -> StoreError:
         code = getattr(error, "sqlite_errorname", "")
+        if code.startswith("SQLITE_CANTOPEN") and self._mode == "rw" and not self.path.exists():
+            return StoreError(f"{self.path} is gone: put it back, or make another optimizer, which begins a new one")
         if code.startswith("SQLITE_BUSY"):
             return StoreError(
                 f"{self.path} is held by another process for more than {WAIT_S:g} s; nothing was changed. Try again, "

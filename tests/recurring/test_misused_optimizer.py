@@ -46,6 +46,20 @@ def test_a_clock_that_tells_no_time_leaves_the_store_readable(told: Any, tmp_pat
     assert BatchSizeOptimizer.of_store(tmp_path / "job.sqlite", clock=time.time).runs() == []
 
 
+def test_a_store_that_was_taken_away_is_not_begun_anew(tmp_path: Path) -> None:
+    path, elsewhere = tmp_path / "job.sqlite", tmp_path / "moved.sqlite"
+    running = optimizer(path)
+    size = running.suggest()
+    path.rename(elsewhere)
+    for ask in (running.suggest, running.runs, lambda: running.should_stop(energy_j=1.0, time_s=1.0)):
+        with pytest.raises(StoreError, match="is gone: put it back"):
+            ask()
+    assert not path.exists()
+    elsewhere.rename(path)
+    running.observe(size, energy_j=1.0, time_s=1.0, reached_target=True)
+    assert [run.state for run in running.runs()] == ["done"]
+
+
 @pytest.mark.parametrize(("name", "kind"), [("job\0.sqlite", RecurringError), ("j" * 300, StoreError)])
 def test_a_name_that_no_file_can_have_is_named(name: str, kind: type[RecurringError], tmp_path: Path) -> None:
     with pytest.raises(kind, match="path"):
