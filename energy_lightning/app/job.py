@@ -49,6 +49,17 @@ def run_training(folder: RunFolder) -> None:
     outcome = job.recorder.outcome
     if job.trainer.is_global_zero and outcome is not None:
         report(outcome, folder, before=before, after=after)
+    elif job.trainer.is_global_zero:
+        print(nothing_trained(job.trainer))
+
+
+def nothing_trained(trainer: Any) -> str:
+    """A line for a fit that ended before its first step, as after a checkpoint at the end of the last epoch."""
+    limits = f"trainer.max_epochs={trainer.max_epochs} and trainer.max_steps={trainer.max_steps}"
+    return (
+        f"energy_lightning: nothing was trained: {trainer.current_epoch} epochs and {trainer.global_step} steps are "
+        f"done, {limits} allow no more. A checkpoint counts an epoch that max_steps ended as done: raise max_epochs, too"
+    )
 
 
 def load_config(folder: RunFolder) -> dict[str, Any]:

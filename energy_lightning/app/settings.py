@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from energy_lightning.emulation import GPU
@@ -12,7 +13,7 @@ from energy_lightning.workload import ModelShape, Workload
 
 
 def check_settings(config: Any) -> None:
-    """Raise EnergyLightningError for a missing value, or a budget, workload, GPU or plan file that cannot be.
+    """Raise EnergyLightningError for a missing value, or a budget, workload, GPU, plan or checkpoint that cannot be.
 
     `config` is the composed DictConfig.
     """
@@ -26,6 +27,15 @@ def check_settings(config: Any) -> None:
         GPU.load(values["device"]["gpu"])
     if isinstance(values.get("plan"), str):
         check_trainable(load_plan(values["plan"]))
+    _check_checkpoint(values.get("checkpoint"))
+
+
+def _check_checkpoint(checkpoint: Any) -> None:
+    """ConfigError for a file that is not there; Lightning's own words ("last") and URLs are Lightning's to judge."""
+    if not isinstance(checkpoint, str) or "://" in checkpoint or not checkpoint.endswith(".ckpt"):
+        return
+    if not Path(checkpoint).exists():
+        raise ConfigError(f"no checkpoint {checkpoint}; give a .ckpt, e.g. one of a run's folder `checkpoints`")
 
 
 def check_missing(config: Any) -> None:

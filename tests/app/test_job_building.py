@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from omegaconf import OmegaConf
 
 from energy_lightning.app.configuration import compose_config, conf_dir
 from energy_lightning.app.folder import RunFolder
-from energy_lightning.app.job import build_job, load_config
+from energy_lightning.app.job import build_job, load_config, nothing_trained
 from energy_lightning.tasks.data import ClassificationData, NextTokenData
 from energy_lightning.types import Budget, ConfigError, StrategyError
 
@@ -77,3 +78,9 @@ def test_text_for_llama_is_cut_into_windows(tmp_path: Path) -> None:
     job = build_job(configured(tmp_path, *overrides), RunFolder(tmp_path))
     assert isinstance(job.data, NextTokenData)
     assert job.data.source.path == "somewhere.txt"  # type: ignore[attr-defined]
+
+
+def test_a_fit_without_a_step_names_the_limits_that_are_reached() -> None:
+    trainer = SimpleNamespace(current_epoch=1, global_step=20, max_epochs=1, max_steps=25)
+    line = nothing_trained(trainer)
+    assert "1 epochs and 20 steps are done, trainer.max_epochs=1 and trainer.max_steps=25 allow no more" in line

@@ -66,6 +66,18 @@ def test_a_plan_that_no_training_follows_is_refused_before_anything_starts(
         check_settings(config)
 
 
+@pytest.mark.parametrize("checkpoint", ["there.ckpt", "last", "s3://bucket/a.ckpt", None])
+def test_a_checkpoint_that_is_not_there_is_refused_before_anything_starts(
+    checkpoint: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.ckpt").touch()
+    given = "null" if checkpoint is None else f"'{checkpoint}'"
+    check_settings(compose_config([f"checkpoint={given}", "output_dir=x"], [conf_dir()]))
+    with pytest.raises(ConfigError, match=r"no checkpoint other\.ckpt; give a \.ckpt"):
+        check_settings(compose_config(["checkpoint=other.ckpt", "output_dir=x"], [conf_dir()]))
+
+
 def test_help_of_train_has_examples_that_are_accepted_and_every_group(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["train", "--help"])
