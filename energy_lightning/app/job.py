@@ -58,7 +58,7 @@ def nothing_trained(trainer: Any) -> str:
     limits = f"trainer.max_epochs={trainer.max_epochs} and trainer.max_steps={trainer.max_steps}"
     return (
         f"energy_lightning: nothing was trained: {trainer.current_epoch} epochs and {trainer.global_step} steps are "
-        f"done, {limits} allow no more. A checkpoint counts an epoch that max_steps ended as done: raise max_epochs, too"
+        f"done, {limits} allow no more. A checkpoint counts an epoch that max_steps ended as done: raise max_epochs too"
     )
 
 
