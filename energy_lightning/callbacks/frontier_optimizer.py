@@ -252,19 +252,21 @@ class FrontierOptimizerMixin:
         except OSError as error:
             notes.append(f"the plan cannot be written to {path} ({error}); it runs all the same")
         self.findings = self._search.findings()
-        notes.append(f"{_summary(outcome, budget)} ({path})")
+        notes.append(f"{summary_line(outcome, budget)} ({path})")
         return outcome, self._search.history, notes
 
 
-def _summary(outcome: Outcome, budget: Budget) -> str:
+def summary_line(outcome: Outcome, budget: Budget) -> str:
     """One line: what was chosen, against plain execution at the highest frequency."""
     base, chosen, plan = outcome.references[MAX_FREQUENCY], outcome.chosen, outcome.plan
     label = "EMULATED, " if plan.emulated else ""
     clocks, at = f"{plan.forward.frequency_mhz}/{plan.backward.frequency_mhz} MHz", "maximum frequency"
     if plan.forward.frequency_mhz is None:
         clocks = at = "the running clock"
+    saves_nothing = chosen.energy_j > 0.999 * base.energy_j and plan.forward.frequency_mhz is not None
+    hint = "; a larger max_slowdown lets clocks go lower" if saves_nothing and budget.kind == "max_slowdown" else ""
     return (
         f"plan for {budget} ({label}per iteration and GPU): {chosen.time_s:.4g} s, {chosen.energy_j:.4g} J "
         f"({chosen.time_s / base.time_s - 1.0:+.1%} time, {chosen.energy_j / base.energy_j - 1.0:+.1%} energy against "
-        f"plain execution at {at}), {clocks}"
+        f"plain execution at {at}), {clocks}{hint}"
     )
