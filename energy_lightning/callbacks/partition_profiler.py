@@ -265,7 +265,7 @@ class PartitionProfilerMixin:
     def _stop_early(self, trainer: Any, job: JobStrategy, optimizer: FrontierOptimizerMixin) -> None:
         say(
             trainer,
-            f"profiling would take longer than {self._max_fraction:.0%} of the training; "
+            f"profiling would take longer than {self._max_fraction:.0%} of the training's steps; "
             f"training goes on with the best plan of {self.num_measured} measurements",
         )
         optimizer.decide(trainer, job, early=True)

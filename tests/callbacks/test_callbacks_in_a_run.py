@@ -93,7 +93,7 @@ def test_training_that_is_too_short_goes_on_with_the_best_so_far_and_says_so(tmp
     trainer = trainer_in(tmp_path, all_callbacks(measurements_per_step=10, max_fraction=0.25))
     trainer.fit()
     assert trainer.callbacks[1].num_measured == 40  # a quarter of the 18 steps after warm-up, 10 each
-    assert len(lines_of(trainer, "longer than 25% of the training")) == 1
+    assert len(lines_of(trainer, "longer than 25% of the training's steps")) == 1
     assert trainer.callbacks[2].plan is trainer.strategy.applied_plan
 
 
