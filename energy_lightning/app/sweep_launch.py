@@ -87,9 +87,10 @@ class _Ranks:
             process.kill()
         for process in self._processes:
             process.wait()
+        self._words = self._read_words()  # a rank whose stdin closes clears the folder away
+        for process in self._processes:
             if process.stdin is not None:
                 process.stdin.close()
-        self._words = self._read_words()
 
     def _listen(self, rank: int, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
