@@ -111,6 +111,18 @@ def test_what_was_measured_counts_whichever_pipe_is_heard_first(
     assert list(ranks.outcomes(1.0)) == [("0", {"row": {"energy_j": 0}}), ("1", {"failed": reason})]
 
 
+def test_what_ranks_wrote_is_read_while_their_folder_is_there(tmp_path: Path) -> None:
+    """A rank that outlives its process's end clears the folder away once its stdin closes."""
+    ranks = sweep_launch._Ranks(Orders("training", [], 1, {}), tmp_path, ())
+    said, process = tmp_path / "stderr.0", MagicMock()
+    said.write_text("no driver\n")
+    process.stdin.close = said.unlink
+    ranks._processes = [process]
+    ranks.__exit__()
+    assert not said.exists()
+    assert ranks.last_words() == "no driver"
+
+
 def test_a_run_that_hangs_is_ended_in_time(tmp_path: Path) -> None:
     assert outcomes(tmp_path, "hangs", "fine", timeout_s=1.0) == [
         ("0", {"failed": "took longer than timeout_s=1"}),
