@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
 import importlib
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -100,6 +102,18 @@ def lightning_module(model: nn.Module, package: str = "lightning.pytorch", optim
     return TextModule()
 
 
+def own_folder() -> str:
+    """A fresh temporary folder that goes with this process; one that forked from it leaves it alone."""
+    folder, owner = tempfile.mkdtemp(prefix="kareus_test_"), os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+    return folder
+
+
 def trainer(package: str = "lightning.pytorch", **options: Any) -> Any:
     """A quiet Trainer over the processes of this launch."""
     pl = importlib.import_module(package)
@@ -111,7 +125,7 @@ def trainer(package: str = "lightning.pytorch", **options: Any) -> Any:
         "enable_model_summary": False,
         "enable_checkpointing": False,
         "max_epochs": 1,
-        "default_root_dir": tempfile.mkdtemp(prefix="kareus_test_"),
+        "default_root_dir": own_folder(),
     }
     return pl.Trainer(**{**quiet, **options})
 
@@ -179,6 +193,6 @@ def assert_same_weights(actual: Mapping[str, Tensor], expected: Mapping[str, Ten
 
 def shared_folder(group: dist.ProcessGroup) -> Path:
     """A fresh temporary folder, the same one on all ranks."""
-    folder: list[Any] = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    folder: list[Any] = [own_folder() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(folder, 0, group=group)
     return Path(folder[0])
