@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from energy_lightning.callbacks.job import check_alone, degrading, gpu_identity, job_of, on_rank_zero, report, say
+from energy_lightning.callbacks.job import check_alone, degrading, gpu_identity, on_rank_zero, report, say
 from energy_lightning.callbacks.monitored import Monitored
 from energy_lightning.callbacks.power_planner import (
     Facts,
@@ -19,8 +19,8 @@ from energy_lightning.callbacks.power_planner import (
     power_objective,
     why_no_sweep,
 )
-from energy_lightning.callbacks.power_profile import FILE_NAME, PowerProfile, describe_job
-from energy_lightning.callbacks.power_setting import LimitSetting
+from energy_lightning.callbacks.power_profile import PowerProfile, default_profile, describe_job
+from energy_lightning.callbacks.power_setting import LimitSetting, Outcome
 from energy_lightning.callbacks.power_window import PowerWindow
 from energy_lightning.callbacks.shared_device import DeviceChoice, gather_objects
 from energy_lightning.callbacks.termination import before_sigterm
@@ -41,10 +41,10 @@ class PowerLimitOptimizerMixin:
     valid (a counter that fell, heat throttling, a limit that somebody else changed) is repeated, up to `max_tries` in
     all, as is the first while the GPU warms up; one too short for the energy counter is extended. Time of a step is the
     slowest rank's, energy that of all distinct GPUs; rank 0 decides for all. Boards round limits: the one that is read
-    back is the one that was measured. The profile goes into a file, each limit as soon as it is known: a later run of
-    the same job on the same GPUs goes on where it ended, and needs no sweep where nothing is missing. The earlier limit
-    comes back when training ends, also by an exception; the device's guard sees to kills. Without the permission to set
-    limits one line says so and training goes on.
+    back is the one that was measured, once. The profile goes into a file, each limit as soon as it is known: a later
+    run of the same job on the same GPUs goes on where it ended, and needs no sweep where nothing is missing. The
+    earlier limit comes back when training ends, also by an exception; the device's guard sees to kills. Without the
+    permission to set limits one line says so and training goes on. A fast_dev_run tries none.
 
     The limit found before may be an administrator's, for the sake of a supply or the cooling: no limit above it is
     tried or chosen, and it is what the others are compared with, unless `limits_w` names higher ones.
@@ -133,7 +133,9 @@ class PowerLimitOptimizerMixin:
         """The sweep begins after `wait_steps` more optimizer steps."""
         check_alone(trainer, PowerLimitOptimizerMixin, "PowerLimitOptimizer")
         self._clear()
-        self.power_limit_w, self.profile, self.sweeping = None, [], True
+        self.power_limit_w, self.profile, self.sweeping = None, [], not trainer.fast_dev_run
+        if trainer.fast_dev_run:
+            say(trainer, "no power limit is tried in a fast_dev_run")
         self._last_step, self._next_step = trainer.global_step, trainer.global_step + self._wait_steps
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -207,8 +209,6 @@ class PowerLimitOptimizerMixin:
             return
         else:
             order = self._end_window(trainer)
-        if order.line:
-            say(trainer, order.line)
         self._follow(trainer, pl_module, order)
 
     def _begin(self, trainer: Any, pl_module: Any, batch: Any) -> Order:
@@ -227,7 +227,7 @@ class PowerLimitOptimizerMixin:
         if fault is not None:
             return Order(action="stop", line=f"no power limit is tried, training goes on: {fault}")
         run = describe_job(trainer, pl_module, batch, [one.device for one in {one.gpu: one for one in facts}.values()])
-        profile = PowerProfile(self._path or _run_folder(trainer) / FILE_NAME, run)
+        profile = PowerProfile(self._path or default_profile(trainer), run)
         self._planner = PowerPlanner(self.settings, facts, profile)
         return self._planner.begin()
 
@@ -235,23 +235,23 @@ class PowerLimitOptimizerMixin:
         assert self._window is not None
         self._window.add_up(trainer.global_step)
         rows = gather_objects(trainer, self._window.row(self._gpu))
-
-        def judge() -> Order:
-            assert self._planner is not None  # on rank 0
-            return self._planner.judge(rows)
-
-        return on_rank_zero(trainer, judge)
+        return on_rank_zero(trainer, lambda: cast(PowerPlanner, self._planner).judge(rows))
 
     def _follow(self, trainer: Any, pl_module: Any, order: Order) -> None:
+        """Collective where a limit is to be measured."""
+        self._say(trainer, order)
         if order.action == "extend":
             self._next_step = trainer.global_step + order.num_steps
             return
         self._close_window()
         assert self._setting is not None
-        if order.action == "measure":
+        while order.action == "measure":
             self._setting.set(order.limit_w)
-            self._next_step = trainer.global_step + self.settings.warmup_steps
-            return
+            known = self._rounded(trainer, gather_objects(trainer, self._setting.outcome))
+            if known is None:
+                self._next_step = trainer.global_step + self.settings.warmup_steps
+                return
+            self._say(trainer, order := known)
         self.sweeping, self.profile = False, list(order.profile)
         if order.action == "stop":
             self._restore()
@@ -263,6 +263,9 @@ class PowerLimitOptimizerMixin:
         name = "emulated_power_limit_w" if has_emulated_figures(self._device) else "power_limit_w"
         pl_module.log_dict({name: self.power_limit_w}, on_step=True, on_epoch=False, batch_size=1)
 
+    def _rounded(self, trainer: Any, outcomes: Sequence[Outcome]) -> Order | None:
+        return on_rank_zero(trainer, lambda: cast(PowerPlanner, self._planner).rounded(outcomes))
+
     @property
     def _device(self) -> Any:
         assert self.monitored is not None
@@ -272,6 +275,10 @@ class PowerLimitOptimizerMixin:
         if self._window is not None:
             self._window.close()
             self._window = None
+
+    def _say(self, trainer: Any, order: Order) -> None:
+        if order.line:
+            say(trainer, order.line)
 
     def _restore(self) -> None:
         if self._setting is not None:
@@ -293,8 +300,3 @@ class PowerLimitOptimizerMixin:
         if self.monitored is not None:
             self.monitored.close()
         self.monitored = None
-
-
-def _run_folder(trainer: Any) -> Path:
-    job = job_of(trainer)
-    return Path(trainer.default_root_dir) if job is None else job.output_dir

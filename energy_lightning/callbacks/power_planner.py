@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from energy_lightning.callbacks.job import FAILURES
 from energy_lightning.callbacks.power_profile import PowerProfile, describe_device
+from energy_lightning.callbacks.power_setting import Outcome
 from energy_lightning.callbacks.power_window import WindowRow, reduce_rows
 from energy_lightning.recurring import (
     PowerLimitSample,
@@ -208,21 +209,39 @@ class PowerPlanner:
                 line = f"rank {silent} does not tell its power limit any more, none is tried, training goes on: {fault}"
                 return Order(action="stop", line=line, profile=tuple(self.sweep.profile))
             return self._next(f"{asked_w:g} W {'is left out' if gone else 'is measured again'}: {fault}")
-        line = ""
-        try:
-            self.profile.add(asked_w, window, num_steps=num_steps)
-        except OSError as error:
-            line = f"cannot write {self.profile.path} ({error.strerror}): the next run sweeps again"
-        self.sweep.accept(self.profile.known[asked_w])
-        return self._next(line)
+        return self._accept(asked_w, window.sample(), window.temperature_c, num_steps=num_steps)
+
+    def rounded(self, outcomes: Sequence[Outcome]) -> Order | None:
+        """What comes next where the GPUs have made of the limit in hand one that is known already; else None.
+
+        `outcomes`: each rank's `LimitSetting.outcome`. Steps under that limit would be spent twice.
+        """
+        asked_w = self.sweep.current_w
+        assert asked_w is not None
+        applied_w = {set_w for set_w, _ in outcomes if set_w is not None}
+        known = next((one for one in self.sweep.profile if applied_w == {one.power_limit_w}), None)
+        if known is None or any(fault is not None for _, fault in outcomes):
+            return None
+        return self._accept(asked_w, known, None, num_steps=0)
 
     def unfinished(self) -> str:
         """One line for a training that ended before the sweep."""
-        done = len(self.sweep.profile) + len(self.sweep.given_up)
+        done = self.sweep.num_known + self.sweep.num_measured + len(self.sweep.given_up)
         return (
             f"training ended after {done} of {self.sweep.num_limits} power limits; they are kept in "
             f"{self.profile.path}, and the next run goes on from there"
         )
+
+    def _accept(
+        self, asked_w: float, sample: PowerLimitSample, temperature_c: float | None, *, num_steps: int
+    ) -> Order:
+        line = ""
+        try:
+            self.profile.add(asked_w, sample, temperature_c, num_steps=num_steps)
+        except OSError as error:
+            line = f"cannot write {self.profile.path} ({error.strerror}): the next run sweeps again"
+        self.sweep.accept(sample)
+        return self._next(line)
 
     def _next(self, line: str) -> Order:
         sweep = self.sweep

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from energy_lightning.callbacks.job import job_of
-from energy_lightning.callbacks.power_window import JobWindow
 from energy_lightning.device import has_emulated_figures
 from energy_lightning.emulation import GPU
 from energy_lightning.measure import AppendLog, library_versions, run_hash
@@ -23,7 +22,8 @@ class PowerProfile:
     """Rows of one job in a JSON-lines file; rows of other jobs stay there and are not used.
 
     A row: asked_w and power_limit_w (what the GPU reported), time_s of one step, energy_j of one step over all GPUs,
-    temperature_c, num_steps, emulated; with the job's first row a readable description of it.
+    temperature_c, num_steps (0: the GPU made of asked_w a limit that was known), emulated; with the job's first row a
+    readable description of it.
 
     Raises MeasurementError where the file is not ours; it is left untouched.
     """
@@ -51,21 +51,26 @@ class PowerProfile:
         """The file."""
         return self._log.path
 
-    def add(self, asked_w: float, window: JobWindow, *, num_steps: int) -> PowerLimitSample:
+    def add(self, asked_w: float, sample: PowerLimitSample, temperature_c: float | None, *, num_steps: int) -> None:
         """Append a row and keep it. Raises OSError where it cannot be written (it is then kept in memory)."""
+        self.known[asked_w] = sample
         row = {
             "asked_w": asked_w,
-            "power_limit_w": window.limit_w,
-            "time_s": window.time_s,
-            "energy_j": window.energy_j,
-            "temperature_c": window.temperature_c,
+            "power_limit_w": sample.power_limit_w,
+            "time_s": sample.time_s,
+            "energy_j": sample.energy_j,
+            "temperature_c": temperature_c,
             "num_steps": num_steps,
             "emulated": bool(self.run.get("emulated", False)),
         }
-        sample = self.known[asked_w] = _sample(row)
         self._log.append([{"key": self.key, **({} if self._described else {"run": self.run}), **row}])
         self._described = True
-        return sample
+
+
+def default_profile(trainer: Any) -> Path:
+    """Where the profiles of a run are kept that names no file."""
+    job = job_of(trainer)
+    return (Path(trainer.default_root_dir) if job is None else job.output_dir) / FILE_NAME
 
 
 def describe_job(trainer: Any, pl_module: Any, batch: Any, devices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

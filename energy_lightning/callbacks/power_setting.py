@@ -9,6 +9,8 @@ from energy_lightning.callbacks.job import FAILURES
 
 _log = logging.getLogger(__name__)
 
+Outcome = tuple[float | None, str | None]
+
 
 class LimitSetting:
     """Sets limits on change only. No call raises for a device that fails: the others would wait, or the training end.
@@ -43,6 +45,11 @@ class LimitSetting:
             self._asked_w, self.set_w = limit_w, now_w
         except FAILURES as error:
             self.set_w, self.fault = None, f"{type(error).__name__}: {error}"
+
+    @property
+    def outcome(self) -> Outcome:
+        """`set_w` and `fault`, for the other ranks."""
+        return self.set_w, self.fault
 
     def restore(self) -> None:
         """Back to the limit before the first change; one line where that fails. Idempotent."""

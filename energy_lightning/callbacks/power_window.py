@@ -9,6 +9,7 @@ from typing import Any
 
 from energy_lightning.callbacks.job import FAILURES
 from energy_lightning.measure import EnergyMeter, sum_over_gpus
+from energy_lightning.recurring import PowerLimitSample
 
 REFRESHES_PER_PIECE = 10
 _POWER_POLLS_S = 0.1  # of a device without a counter; see measure.meter.SAMPLE_INTERVAL_S
@@ -147,6 +148,10 @@ class JobWindow:
     warmed_c: float
     fault: str | None
     steps_missing: int
+
+    def sample(self) -> PowerLimitSample:
+        """Of a window without a fault."""
+        return PowerLimitSample(power_limit_w=self.limit_w, time_s=self.time_s, energy_j=self.energy_j)
 
 
 def reduce_rows(rows: Sequence[WindowRow], *, asked_w: float) -> JobWindow:

@@ -82,7 +82,7 @@ class Module:
 class StepTrainer:
     """Calls a callback's hooks in Lightning's order, for steps on `gpu`."""
 
-    sanity_checking = False
+    sanity_checking = fast_dev_run = False
     precision = "32-true"
 
     def __init__(self, folder: Path, gpu: Any, callbacks: Sequence[Any], *, accumulate: int = 1) -> None:

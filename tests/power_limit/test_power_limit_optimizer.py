@@ -160,6 +160,26 @@ def test_a_board_that_rounds_coarsely_loses_no_limit(tmp_path: Path) -> None:
     assert not any("left out" in line or "measured again" in line for line in trainer.lightning_module.lines)
 
 
+def test_limits_that_a_board_makes_one_are_measured_once(tmp_path: Path) -> None:
+    """Of seven that are asked for the board makes four: 250, 200 three times, 150 and 100 twice."""
+    gpu = LimitedGPU(rounds_to_w=50.0)
+    callback, trainer = train_under_limits(tmp_path, gpu, objective="energy")
+    made = [50.0 * round(limit_w / 50.0) for limit_w in LIMITS_W]
+    assert made == [250.0, 200.0, 200.0, 200.0, 150.0, 100.0, 100.0]
+    assert trainer.limits_w[1:29] == [limit_w for limit_w in (250.0, 200.0, 150.0, 100.0) for _ in range(7)]
+    rows = [json.loads(line) for line in (tmp_path / "power_limits.jsonl").read_text().splitlines()]
+    assert [(row["asked_w"], row["power_limit_w"]) for row in rows] == list(zip(LIMITS_W, made, strict=True))
+    assert [row["num_steps"] for row in rows] == [5, 5, 0, 0, 5, 5, 0]
+    later, trainer = train_under_limits(tmp_path, LimitedGPU(rounds_to_w=50.0), num_steps=2, objective="energy")
+    assert (later.power_limit_w, later.profile) == (callback.power_limit_w, callback.profile)
+    assert "no power limit is tried again" in trainer.lightning_module.lines[0]
+
+
+def test_a_sweep_cut_short_counts_limits_that_the_board_made_one(tmp_path: Path) -> None:
+    _, trainer = train_under_limits(tmp_path, LimitedGPU(rounds_to_w=50.0), num_steps=1 + 2 * 7 + 3)
+    assert "after 4 of 7 power limits" in trainer.lightning_module.lines[-1]
+
+
 def test_the_verdict_is_in_words(tmp_path: Path) -> None:
     _, trainer = train_under_limits(tmp_path, LimitedGPU(), objective="energy", limits_w=[250.0, 150.0])
     time = step_of(150.0)[0] / step_of(250.0)[0] - 1.0

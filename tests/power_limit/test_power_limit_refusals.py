@@ -97,6 +97,19 @@ def test_without_permission_one_line_and_training_goes_on(tmp_path: Path) -> Non
     assert callback.power_limit_w is None
 
 
+def test_a_fast_dev_run_opens_and_sets_nothing(tmp_path: Path) -> None:
+    gpu = LimitedGPU()
+    callback = PowerLimitOptimizer(device=gpu, warmup_steps=2, profile_steps=5)
+    trainer = StepTrainer(tmp_path, gpu, [callback])
+    trainer.fast_dev_run = 30
+    assert trainer.fit(30) == ["energy_lightning: no power limit is tried in a fast_dev_run"]
+    assert (gpu.asked_w, callback.monitored, callback.power_limit_w) == ([], None, None)
+    assert not list(tmp_path.iterdir())
+    trainer.fast_dev_run = False
+    trainer.fit(100)  # the same callback, in earnest
+    assert callback.power_limit_w is not None
+
+
 def test_permission_lost_in_the_sweep_gives_the_earlier_limit_back(tmp_path: Path) -> None:
     gpu = LimitedGPU()
 

@@ -51,3 +51,16 @@ def test_a_limit_that_cannot_be_measured_is_left_out_where_the_gpu_answers() -> 
     first, second = (made.judge([hot, hot]) for _ in range(2))
     assert (first.action, first.limit_w) == ("measure", 400.0)
     assert (second.action, second.limit_w) == ("measure", 300.0)
+
+
+def test_a_limit_is_known_where_every_gpu_has_made_it_one_that_was_measured() -> None:
+    made, fine = planner(), replace(LOST, limit_w=400.0, fault=None, energy_j=100.0)
+    assert made.rounded([(400.0, None), (None, None)]) is None  # nothing is known yet
+    assert made.judge([fine, fine]).limit_w == 300.0
+    assert made.rounded([(400.0, None), (300.0, None)]) is None  # two boards that round differently
+    assert made.rounded([(400.0, None), (None, "DeviceError: busy")]) is None
+    assert made.rounded([(None, None), (None, None)]) is None
+    following = made.rounded([(400.0, None), (None, None)])  # the other rank's is the same board
+    assert following is not None
+    assert (following.action, following.limit_w) == ("measure", 200.0)
+    assert [one.power_limit_w for one in made.sweep.profile] == [400.0]
