@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -12,8 +13,8 @@ from typing import Any, Literal
 from energy_lightning.callbacks.attributes import BatchAttributes
 from energy_lightning.callbacks.job import check_alone, degrading, gpu_identity, on_rank_zero, say
 from energy_lightning.callbacks.monitored import Monitored
-from energy_lightning.callbacks.recurring_run import RecurringRun, Target, Verdict
-from energy_lightning.callbacks.run_meter import RunMeter, Spent, spent_by_all
+from energy_lightning.callbacks.recurring_run import RecurringRun, Target, Verdict, is_out_of_memory
+from energy_lightning.callbacks.run_meter import RunMeter, Spent, gone_on, spent_by_all
 from energy_lightning.callbacks.shared_device import DeviceChoice, gather_objects
 from energy_lightning.device import Device, has_emulated_figures
 from energy_lightning.recurring import JobSettings, RecurringError
@@ -34,18 +35,20 @@ class RecurringJobMixin:
 
     When fit begins, the attribute `batch_size` of the datamodule or module (or of its hparams) is set, and with
     `scaling` its learning rate, before loaders and optimizers are made from them. The run ends when `monitor` reaches
-    `target`, or when it has cost `beta` times the least that a run needed to reach it. Cost is that of
-    BatchSizeOptimizer, from the first batch to the last, validation included: energy over all distinct GPUs, time of
-    the slowest rank. Only rank 0 touches the store; a look at the cost is one gather and one broadcast.
+    `target`, or when it has cost `beta` times the least that a run needed to reach it; it is reported at once, and what
+    the Trainer's min_steps or min_epochs still ask for does not count. Cost is that of BatchSizeOptimizer, from the
+    first batch to the last, validation included: energy over all distinct GPUs, time of the slowest rank. Only rank 0
+    touches the store; a look at the cost is one gather and one broadcast.
 
     A store that fails during a run (deleted, no space) ends no training: one line tells the figures, to report later.
 
-    A run that ends without the target is reported as such, also one that ran out of memory. One that was interrupted or
-    failed, or never logged `monitor`, says nothing of its batch size and is not reported; a killed one neither, its
-    lease ends. A run resumed from a checkpoint goes on under its own batch size, with what it has spent. With
-    PowerLimitOptimizer each batch size runs under its own best limit, so that both are chosen jointly: the first run of
-    a size pays for the sweep. A fast_dev_run suggests and reports nothing. On an emulated NVML the time is the CPU's
-    and the energy goes with it: runs show that choosing works, not which size is cheap.
+    A run that ends without the target is reported as such, also one that ran out of memory (with the wall time where
+    nothing was metered yet). One that was interrupted or failed, or never logged `monitor`, says nothing of its batch
+    size and is not reported; a killed one neither, its lease ends. A run resumed from a checkpoint goes on under its
+    own batch size, with what it has spent; one that had reached its target ends. With PowerLimitOptimizer each batch
+    size runs under its own best limit, so that both are chosen jointly: the first run of a size pays for the sweep. A
+    fast_dev_run suggests and reports nothing. On an emulated NVML the time is the CPU's and the energy goes with it:
+    runs show that choosing works, not which size is cheap.
 
     Args:
         batch_sizes: to choose from: values of the attribute, so per process where loaders are.
@@ -104,12 +107,14 @@ class RecurringJobMixin:
         self._resumed: Mapping[str, Any] | None = None
         self.monitored: Monitored | None = None
         self._meter: RunMeter | None = None
+        self._rows: list[Spent] = []  # of all ranks, as of the last look
         self._active = False
+        self._reported = self._outlived = False  # the store knows of the run's end; the training went on after that
         self._last_step = self._next_look = 0
         self.batch_size: int | None = None
         """This run's."""
         self.spent: Spent | None = None
-        """The whole job's, as of the last look."""
+        """The whole job's, as of the last look; once the verdict is there, as of then."""
         self.verdict: Verdict = "going on"
 
     # Lightning's hooks
@@ -121,6 +126,7 @@ class RecurringJobMixin:
             return
         check_alone(trainer, RecurringJobMixin, "RecurringJob")
         self.verdict, self.spent, self._meter, self._resumed = "going on", None, None, None
+        self._run, self._rows, self._reported, self._outlived = None, [], False, False
         self._use(trainer, pl_module, on_rank_zero(trainer, lambda: self._suggest(trainer)))
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -129,24 +135,34 @@ class RecurringJobMixin:
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """A resumed run keeps its batch size, so loaders get that. Collective then."""
-        resumed = self._resumed
-        if self._active and resumed is not None:
-            batch_size, run = int(resumed["batch_size"]), self._run
-            on_rank_zero(trainer, lambda: None if run is None else run.resume(resumed["run_id"], batch_size))
-            self._use(trainer, pl_module, batch_size)
+        resumed, run = self._resumed, self._run
+        if not self._active or resumed is None:
+            return
+        batch_size = int(resumed["batch_size"])
+        over = resumed.get("reached") == asdict(self._target)
+        on_rank_zero(trainer, lambda: None if run is None else run.resume(resumed["run_id"], batch_size, over=over))
+        self._use(trainer, pl_module, batch_size)
+        if over:
+            self._active, self.verdict, trainer.should_stop = False, "reached", True
+            say(trainer, "the run of this checkpoint has reached its target and is reported: there is nothing to train")
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Count steps from here."""
         self._last_step, self._next_look = trainer.global_step, trainer.global_step + self._every
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """The first one starts the clock. Collective then."""
+        """The first one starts the clock; an epoch's first one sees what was logged last in the epoch. Collective."""
+        if self.verdict in ("reached", "too dear") and trainer.should_stop and not self._outlived:
+            self._outlived = True
+            say(trainer, "training goes on (min_steps or min_epochs of the Trainer); what follows does not count")
         if self._active and self._meter is None:
             self._open(trainer)
+        elif batch_idx == 0:
+            self._look(trainer, trainer.callback_metrics)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Account for an emulated device that nobody else gives work to; now and then look at the cost. Collective."""
-        if not self._active or self.monitored is None:
+        if self.monitored is None:
             return
         stepped, self._last_step = trainer.global_step != self._last_step, trainer.global_step
         if self.monitored.driven:
@@ -156,44 +172,47 @@ class RecurringJobMixin:
                     self.monitored.account_step()
         if stepped and trainer.global_step >= self._next_look:
             self._next_look = trainer.global_step + self._every
-            self._look(trainer)
+            self._look(trainer, {})
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Has the metric reached its target? Collective."""
         if not trainer.sanity_checking:
-            self._look(trainer)
+            self._look(trainer, trainer.callback_metrics)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Has the metric reached its target? Collective."""
-        self._look(trainer)
+        self._look(trainer, trainer.callback_metrics)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """The checkpoint holds what the whole job has spent, whichever rank writes it. Collective."""
-        if self._meter is None or self.spent is None or "callbacks" not in checkpoint:
+        if "callbacks" not in checkpoint or self.batch_size is None:
             return
-        spent = self._spend(trainer) if self._active else self.spent  # once reported, what was reported
-        state = {"batch_size": self.batch_size, "run_id": self._run_id, "time_s": spent.time_s}
-        key = self.state_key  # type: ignore[attr-defined]
-        checkpoint["callbacks"][key] = {**state, "energy_j": spent.energy_j or 0.0}
+        if self._meter is None or self.spent is None:  # before the first batch
+            state = self._resumed
+        else:
+            goes_on = self._active or self.verdict == "too dear"  # what a resumed run has spent counts, all of it
+            spent = self._gather(trainer) if goes_on and self.monitored is not None else self.spent
+            reached = asdict(self._target) if self.verdict == "reached" and self._reported else None
+            state = {"batch_size": self.batch_size, "run_id": self._run_id, "reached": reached}
+            state |= {"time_s": spent.time_s, "energy_j": spent.energy_j or 0.0}
+        if state is not None:
+            checkpoint["callbacks"][self.state_key] = state  # type: ignore[attr-defined]
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Report the run. Collective."""
-        if not self._active or self._meter is None:
-            return
-        self._look(trainer)  # a metric may have been logged since
-        spent = self._spend(trainer)
-        self.verdict = "ended" if self.verdict == "going on" else self.verdict
-        run, verdict, metrics = self._run, self.verdict, trainer.callback_metrics
-        fault = on_rank_zero(trainer, lambda: None if run is None else run.end(verdict, metrics, spent))
-        self._active = False
-        say(trainer, fault or self._told(spent))
+        """Report a run that is over without a verdict. Collective."""
+        self._look(trainer, trainer.callback_metrics)  # a metric may have been logged since
+        if self._active and self._meter is not None:
+            self.verdict = "ended"
+            self._report(trainer)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """A run that did not fit into memory is reported, any other failure is not. On rank 0 alone, no collective."""
         if self._active and self._run is not None:
-            spent = self.spent or (None if self._meter is None else self._meter.read())
-            if spent is not None and _out_of_memory(exception):
-                say(trainer, self._run.report(spent, reached=False) or "the run out of memory is reported")
+            if self._meter is not None:  # also for a checkpoint that is saved hereafter
+                self.spent = spent_by_all(gone_on(self._rows, self._meter.read()))
+            if is_out_of_memory(exception):
+                self.verdict = "out of memory"
+                say(trainer, self._run.out_of_memory(self.spent))
             else:
                 self._run.abandon()
         self._close()
@@ -235,28 +254,41 @@ class RecurringJobMixin:
                 "RecurringJob: energy is not measured on every rank, so runs cannot be compared by it. Choose by time "
                 "with eta=0, or measure: device='nvidia', or an emulated one with workload=..."
             )
-        run, limit_w, emulated = self._run, self._spend(trainer).limit_w, has_emulated_figures(device)
+        self.spent = self._gather(trainer)
+        run, limit_w, emulated = self._run, self.spent.limit_w, has_emulated_figures(device)
 
         def begin() -> int | None:
             return None if run is None else run.begin(max_power_w=limit_w, emulated=emulated)
 
         self._run_id = on_rank_zero(trainer, begin)
 
-    def _spend(self, trainer: Any) -> Spent:
-        """Over all ranks. Collective."""
+    def _gather(self, trainer: Any) -> Spent:
+        """What all ranks have spent together. Collective."""
         assert self._meter is not None
-        self.spent = spent_by_all(gather_objects(trainer, self._meter.read()))
-        return self.spent
+        self._rows = gather_objects(trainer, self._meter.read())
+        return spent_by_all(self._rows)
 
-    def _look(self, trainer: Any) -> None:
-        """What the run has cost, whether it is there, whether it goes on. Collective."""
-        if not self._active or self._meter is None or self.verdict != "going on":
+    def _look(self, trainer: Any, metrics: Mapping[str, Any]) -> None:
+        """What the run has cost, whether it is there, whether it goes on; the report where it is over. Collective.
+
+        Lightning heeds `should_stop` only after the Trainer's min_steps and min_epochs.
+        """
+        if not self._active or self._meter is None:
             return
-        spent, run = self._spend(trainer), self._run
-        metrics = trainer.callback_metrics
+        spent, run = self._gather(trainer), self._run
+        self.spent = spent
         self.verdict = on_rank_zero(trainer, lambda: "going on" if run is None else run.judge(metrics, spent))
         if self.verdict != "going on":
             trainer.should_stop = True
+            self._report(trainer)
+
+    def _report(self, trainer: Any) -> None:
+        """Collective."""
+        assert self.spent is not None
+        spent, run, verdict, metrics = self.spent, self._run, self.verdict, trainer.callback_metrics
+        fault = on_rank_zero(trainer, lambda: None if run is None else run.end(verdict, metrics, spent))
+        self._active, self._reported = False, fault is None
+        say(trainer, fault or self._told(spent))
 
     def _told(self, spent: Spent) -> str:
         void = f" ({spent.void_s:.3g} s of it at mean power: readings were void)" if spent.void_s else ""
@@ -272,9 +304,3 @@ class RecurringJobMixin:
         if self.monitored is not None:
             self.monitored.close()
         self.monitored = None
-
-
-def _out_of_memory(exception: BaseException) -> bool:
-    import torch
-
-    return isinstance(exception, (MemoryError, torch.OutOfMemoryError))

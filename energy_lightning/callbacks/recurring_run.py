@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,10 @@ from energy_lightning.recurring import BatchSizeOptimizer, RecurringError, Store
 from energy_lightning.recurring.errors import number
 from energy_lightning.recurring.store import RunStore, read_settings
 
-Verdict = Literal["going on", "reached", "too dear", "ended"]
+_NO_MEMORY = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
+"""In RuntimeErrors of torch 2.x where memory is short (torch/csrc: c10/core/impl/alloc_cpu.cpp, aten CUDABlas)."""
+
+Verdict = Literal["going on", "reached", "too dear", "ended", "out of memory"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +52,7 @@ class RecurringRun:
     Args:
         settings: of BatchSizeOptimizer; without `max_power_w` that of the latest run counts until `use_max_power`.
         say: takes a line for the user.
+        clock_s: wall time, of a run that ends before anything was metered.
     """
 
     def __init__(
@@ -57,14 +62,19 @@ class RecurringRun:
         settings: Mapping[str, Any],
         target: Target,
         say: Callable[[str], None],
+        *,
+        clock_s: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self._clock_s, self._start_s = clock_s, clock_s()
         self._max_power_is_measured = "max_power_w" not in settings
         known = dict(settings)
+        with RunStore(path).reading() as connection:
+            kept = read_settings(connection)
         if self._max_power_is_measured:  # the first run needs none: there is nothing to compare
-            with RunStore(path).reading() as connection:
-                known["max_power_w"] = read_settings(connection).get("max_power_w", 1.0)
+            known["max_power_w"] = kept.get("max_power_w", 1.0)
         self._optimizer = BatchSizeOptimizer(batch_sizes, store=path, **known)
-        self._target, self._say, self._emulated = target, say, False
+        self._target, self._say = target, say
+        self._emulated: bool | None = kept.get("emulated")  # the store's kind of runs, until this one's is known
         self._path, self._store_failed = path, False
         self.batch_size = self._optimizer.suggest()
 
@@ -75,20 +85,24 @@ class RecurringRun:
         measured).
         """
         self._optimizer.check_kind(emulated)
-        self._emulated = emulated
+        self._emulated, self._start_s = emulated, self._clock_s()
         if self._max_power_is_measured and max_power_w is not None:
             self._optimizer.use_max_power(max_power_w)
         return self._optimizer.open_run(self.batch_size)
 
-    def resume(self, run_id: int | None, batch_size: int) -> int:
-        """Go on with an earlier suggestion instead of this one; its batch size. RecurringError where it is no arm."""
+    def resume(self, run_id: int | None, batch_size: int, *, over: bool = False) -> int:
+        """Go on with an earlier suggestion instead of this one, where it is not over; its batch size.
+
+        RecurringError where it is no arm.
+        """
         if batch_size not in self._optimizer.batch_sizes:
             raise RecurringError(
                 f"the checkpoint is of a run with batch size {batch_size}, which is none of "
                 f"{list(self._optimizer.batch_sizes)}: add it to batch_sizes, or resume without RecurringJob"
             )
         self.abandon()
-        self._optimizer.adopt(run_id, batch_size)
+        if not over:
+            self._optimizer.adopt(run_id, batch_size)
         self.batch_size = batch_size
         return batch_size
 
@@ -114,24 +128,46 @@ class RecurringRun:
             return f"the run is not reported: it never logged {self._target.monitor!r} (monitor); logged: {logged}"
         return self.report(spent, reached=verdict == "reached")
 
+    def out_of_memory(self, spent: Spent | None) -> str:
+        """Report a run that did not fit, whatever is known of its cost, and say so. `spent`: None before a first batch.
+
+        Nothing may have been metered yet: then the time is the wall clock's and the energy 0 J.
+        """
+        time_s, energy_j = (0.0, None) if spent is None else (spent.time_s, spent.energy_j)
+        time_s, energy_j = time_s if time_s > 0.0 else self._clock_s() - self._start_s, energy_j or 0.0
+        if self._emulated is None:
+            self.abandon()
+            return (
+                f"batch size {self.batch_size} ran out of memory before a first batch and is not reported: whether the "
+                "job's runs are measured or emulated is not known yet. Give a smaller default"
+            )
+        return self._observe(energy_j, time_s, reached=False) or (
+            f"the run with batch size {self.batch_size} did not reach its target (out of memory): {energy_j:.4g} J "
+            f"over all GPUs, {time_s:.4g} s"
+        )
+
     def report(self, spent: Spent, *, reached: bool) -> str | None:
         """Tell the store; or why it is not told: the run is then abandoned."""
         unknown = spent.energy_j is None and self._optimizer.cost.eta > 0.0
         if not spent.time_s > 0.0 or unknown:
             self.abandon()
             return "the run is not reported: its time or energy could not be measured"
-        energy_j = spent.energy_j or 0.0
+        return self._observe(spent.energy_j or 0.0, spent.time_s, reached=reached)
+
+    def _observe(self, energy_j: float, time_s: float, *, reached: bool) -> str | None:
+        """Why the store could not be told, or None."""
+        emulated = bool(self._emulated)
         try:
             self._optimizer.observe(
                 self.batch_size,
                 energy_j=energy_j,
-                time_s=spent.time_s,
+                time_s=time_s,
                 reached_target=reached,
-                emulated=self._emulated,
+                emulated=emulated,
             )
         except RecurringError as error:
-            figures = f"energy_j={energy_j!r}, time_s={spent.time_s!r}, reached_target={reached}"
-            figures += ", emulated=True" if self._emulated else ""
+            figures = f"energy_j={energy_j!r}, time_s={time_s!r}, reached_target={reached}"
+            figures += ", emulated=True" if emulated else ""
             return (
                 f"the run is not reported: {error}. To report it later: "
                 f"BatchSizeOptimizer.of_store({str(self._path)!r}).observe({self.batch_size}, {figures})"
@@ -144,3 +180,11 @@ class RecurringRun:
             self._optimizer.abandon(self.batch_size)
         except StoreError as error:  # its lease ends by itself
             self._say(f"the store does not know that this run is over: {error}")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether what ended a run is that it did not fit, on a GPU or on the CPU."""
+    import torch
+
+    said = str(error) if isinstance(error, RuntimeError) else ""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(part in said for part in _NO_MEMORY)

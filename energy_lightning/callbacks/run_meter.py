@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from energy_lightning.callbacks.job import FAILURES
-from energy_lightning.measure import EnergyMeter, sum_over_gpus
+from energy_lightning.measure import EnergyMeter, WindowReading, sum_over_gpus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,39 +34,52 @@ class RunMeter:
     """Time and energy of one device from `start` on, validation included. Never raises for a device that fails.
 
     Args:
-        device: what is measured.
+        device: what is measured; once it fails, time goes by `clock_s` and is void.
         gpu: see `Spent`.
         before: what the same run spent in processes before this one; counted on the rank that has it.
+        clock_s: wall time.
     """
 
-    def __init__(self, device: Any, gpu: float, before: tuple[float, float] = (0.0, 0.0)) -> None:
-        self._device, self._gpu = device, gpu
+    def __init__(
+        self,
+        device: Any,
+        gpu: float,
+        before: tuple[float, float] = (0.0, 0.0),
+        *,
+        clock_s: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._device, self._gpu, self._clock_s = device, gpu, clock_s
         self._before_s, self._before_j = before
         self._meter: EnergyMeter | None = None
         self._valid_s = self._energy_j = self._void_s = 0.0
+        self._read_s: float | None = None  # the latest reading, by the wall clock; None: not begun, or closed
 
     def start(self) -> None:
         """Begin."""
+        self._read_s = self._clock_s()
         try:
             self._meter = EnergyMeter(self._device)
             self._meter.start(synchronize=True)
         except FAILURES:
-            self.close()
+            self._end_sampling()
 
     def read(self) -> Spent:
         """What was spent until now."""
+        now_s = self._clock_s()
         if self._meter is not None:
             try:
                 reading = self._meter.lap()
             except FAILURES:
-                self.close()
+                self._end_sampling()
             else:
-                if reading.energy_j is None:
-                    self._void_s += reading.time_s
-                else:
-                    self._valid_s, self._energy_j = self._valid_s + reading.time_s, self._energy_j + reading.energy_j
+                self._add(reading)
+        if self._meter is None and self._read_s is not None:
+            self._void_s += now_s - self._read_s
+        self._read_s = None if self._read_s is None else now_s
         own_s = self._valid_s + self._void_s
         energy_j = None if self._valid_s == 0.0 else self._energy_j * own_s / self._valid_s + self._before_j
+        if own_s == 0.0 and self._meter is not None:
+            energy_j = self._before_j
         range_w = getattr(self._device, "power_limit_range_w", None)
         limit_w = getattr(self._device, "power_limit_w", None) if range_w is None else range_w[1]
         return Spent(
@@ -73,10 +87,35 @@ class RunMeter:
         )
 
     def close(self) -> None:
-        """End background sampling; idempotent."""
+        """End; what was read last stays. Idempotent."""
+        self._read_s = None
+        self._end_sampling()
+
+    def _add(self, reading: WindowReading) -> None:
+        if reading.energy_j is None:
+            self._void_s += reading.time_s
+        else:
+            self._valid_s, self._energy_j = self._valid_s + reading.time_s, self._energy_j + reading.energy_j
+
+    def _end_sampling(self) -> None:
         if self._meter is not None:
             self._meter.close()
             self._meter = None
+
+
+def gone_on(rows: Sequence[Spent], own: Spent) -> list[Spent]:
+    """All ranks' `rows`, this rank's first, at a time when this one's is `own`: the others are taken to do as it does.
+
+    For a rank that cannot ask the others: one of them may have failed.
+    """
+    if not rows or own.energy_j is None or rows[0].energy_j is None:
+        return [own, *(replace(row, time_s=max(row.time_s, own.time_s), energy_j=None) for row in rows[1:])]
+    since_s, since_j = own.time_s - rows[0].time_s, own.energy_j - rows[0].energy_j
+    later = [
+        replace(row, time_s=row.time_s + since_s, energy_j=None if row.energy_j is None else row.energy_j + since_j)
+        for row in rows[1:]
+    ]
+    return [own, *later]
 
 
 def spent_by_all(rows: Sequence[Spent]) -> Spent:

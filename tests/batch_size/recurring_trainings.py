@@ -31,12 +31,14 @@ class Module:
 
 
 class JobTrainer:
-    """Calls a callback's hooks in Lightning's order; validates every ten steps."""
+    """Calls a callback's hooks in Lightning's order; validates every ten steps. Heeds should_stop from min_steps on."""
 
     sanity_checking = fast_dev_run = False
 
-    def __init__(self, device: ScriptedDevice, callbacks: Sequence[Any], *, max_steps: int = 200) -> None:
-        self.callbacks, self.device, self.max_steps = list(callbacks), device, max_steps
+    def __init__(
+        self, device: ScriptedDevice, callbacks: Sequence[Any], *, max_steps: int = 200, min_steps: int = 0
+    ) -> None:
+        self.callbacks, self.device, self.max_steps, self.min_steps = list(callbacks), device, max_steps, min_steps
         self.strategy: Any = SimpleNamespace(root_device=SimpleNamespace(type="cpu"), broadcast=lambda value: value)
         self.lightning_module, self.datamodule = Module(), None
         self.world_size, self.global_rank, self.is_global_zero, self.local_rank = 1, 0, True, 0
@@ -58,8 +60,11 @@ class JobTrainer:
             self.global_step = resumed["step"]
         try:
             self.call("on_fit_start")
+            if self.should_stop and self.global_step >= self.min_steps:  # nothing to train
+                self.call("teardown", "fit")
+                return
             self.call("on_train_start")
-            while self.global_step < self.max_steps and not self.should_stop:
+            while self.global_step < self.max_steps and not (self.should_stop and self.global_step >= self.min_steps):
                 self._step(save_at, fails)
         except BaseException as error:
             self.call("on_exception", error)
@@ -69,7 +74,7 @@ class JobTrainer:
         self.call("teardown", "fit")
 
     def _step(self, save_at: int | None, fails: Any) -> None:
-        self.call("on_train_batch_start", None, 0)
+        self.call("on_train_batch_start", None, self.global_step)
         self.device.work(STEP_S)
         if fails is not None and self.global_step == fails[0]:
             raise fails[1]

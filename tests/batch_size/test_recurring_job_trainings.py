@@ -30,15 +30,24 @@ class Net(pl.LightningModule):
         self.layer = torch.nn.Linear(4, 1)
         self.seen: set[int] = set()
         self.sequences: set[int] = set()  # in a microbatch of the emulated GPU's workload
+        self.there_s: list[float] = []  # when, by the emulated GPU's clock, a loss was at the target
+
+    @property
+    def device(self) -> Any:
+        (job,) = [one for one in self.trainer.callbacks if isinstance(one, energy_lightning.RecurringJob)]
+        return None if job.monitored is None else job.monitored.device
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
         self.seen.add(len(batch))
-        (job,) = [one for one in self.trainer.callbacks if isinstance(one, energy_lightning.RecurringJob)]
-        self.sequences.add(job.monitored.device.workload.microbatch_size)
+        if self.device is not None:
+            self.sequences.add(self.device.workload.microbatch_size)
         return (self.layer(batch) - batch.sum(1, keepdim=True)).square().mean()
 
     def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
-        self.log("val_loss", (self.layer(batch) - batch.sum(1, keepdim=True)).square().mean())
+        loss = (self.layer(batch) - batch.sum(1, keepdim=True)).square().mean()
+        self.log("val_loss", loss)
+        if self.device is not None and loss <= 0.05:
+            self.there_s.append(self.device.now_s())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), self.hparams["lr"])
@@ -50,10 +59,11 @@ class Net(pl.LightningModule):
         return torch.utils.data.DataLoader(ROWS, batch_size=64)
 
 
+SHAPE = Workload.preset("llama3.2_1b_tp8", microbatch_size=4, sequence_length=2048)
 ROWS = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
 
 
-def lightning_run(folder: Path, callback: Any, *, epochs: int, resumed: str | None = None) -> Net:
+def lightning_run(folder: Path, callback: Any, *, epochs: int, resumed: str | None = None, **options: Any) -> Net:
     checkpoints = pl.callbacks.ModelCheckpoint(dirpath=folder, save_last=True, save_top_k=0)
     trainer = pl.Trainer(
         accelerator="cpu",
@@ -63,6 +73,7 @@ def lightning_run(folder: Path, callback: Any, *, epochs: int, resumed: str | No
         enable_progress_bar=False,
         enable_model_summary=False,
         callbacks=[callback, checkpoints],
+        **options,
     )
     net = Net()
     trainer.fit(net, ckpt_path=resumed)
@@ -82,7 +93,7 @@ def test_lightning_makes_loaders_and_optimizers_of_what_is_set_and_resumes(tmp_p
             scaling="linear",
             seed=seed,
             beta=100.0,
-            workload=Workload.preset("llama3.2_1b_tp8", microbatch_size=4, sequence_length=2048),
+            workload=SHAPE,
         )
 
     first = recurring(0)
@@ -138,3 +149,26 @@ def test_two_ranks_run_one_size_and_report_once(tmp_path: Path, monkeypatch: pyt
     assert run.energy_j == pytest.approx(2 * NEEDED[32] * POWER_W)
     assert BatchSizeOptimizer.of_store(tmp_path / "job.sqlite").cost.max_power_w == 800.0
     assert [trainer.global_step for trainer in trainers] == [NEEDED[32]] * 2
+
+
+@pytest.mark.parametrize("later_steps", [0, 100])
+def test_lightning_trains_on_for_min_steps_and_a_resumed_run_knows_that_it_is_over(
+    later_steps: int, tmp_path: Path
+) -> None:
+    def recurring() -> Any:
+        given = {"default": 16, "store": tmp_path / "job.sqlite", "monitor": "val_loss", "target": 0.05, "mode": "min"}
+        return energy_lightning.RecurringJob([8, 16, 32], **given, learning_rate="lr", workload=SHAPE)
+
+    net = lightning_run(tmp_path, recurring(), epochs=40, min_steps=60)
+    (run,) = runs(tmp_path)
+    checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert (run.reached_target, checkpoint["global_step"]) == (True, 60)
+    state = checkpoint["callbacks"]["RecurringJob"]
+    assert (state["time_s"], state["energy_j"]) == (run.time_s, run.energy_j)
+    assert run.time_s == pytest.approx(net.there_s[0])
+    assert net.there_s[0] < 0.9 * net.there_s[-1]
+    resumed = recurring()
+    net = lightning_run(tmp_path, resumed, epochs=40, resumed=str(tmp_path / "last.ckpt"), min_steps=later_steps)
+    assert net.trainer.global_step == max(60, later_steps)
+    assert resumed.verdict == "reached"
+    assert [one for one in runs(tmp_path) if one.state == "done"] == [run]

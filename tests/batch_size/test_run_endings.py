@@ -1,0 +1,223 @@
+"""What the store is told of a run that trains on after its verdict, fails for lack of memory, or loses its GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from recurring_trainings import NEEDED, POWER_W, STEP_S, JobTrainer, job
+
+from energy_lightning.callbacks.recurring_run import is_out_of_memory
+from energy_lightning.callbacks.run_meter import RunMeter, Spent, gone_on, spent_by_all
+from energy_lightning.measure.testing import ScriptedDevice
+from energy_lightning.recurring import BatchSizeOptimizer, Run
+from energy_lightning.types import DeviceError
+
+SIZES = [8, 16, 32, 64]
+
+
+def runs(folder: Path) -> list[Run]:
+    return BatchSizeOptimizer.of_store(folder / "job.sqlite").runs()
+
+
+def known(folder: Path, *, steps: float, emulated: bool = False) -> None:
+    """A run of the default size that reached its target after so many steps' cost."""
+    optimizer = BatchSizeOptimizer(SIZES, default=32, max_power_w=400.0, store=folder / "job.sqlite")
+    optimizer.observe(
+        32, energy_j=steps * STEP_S * POWER_W, time_s=steps * STEP_S, reached_target=True, emulated=emulated
+    )
+
+
+def lines(trainer: JobTrainer) -> list[str]:
+    return [line.removeprefix("energy_lightning: ") for line in trainer.lightning_module.lines]
+
+
+@pytest.mark.parametrize(
+    ("steps", "verdict", "at_step"), [(None, "reached", NEEDED[32]), (4.0, "too dear", 10)], ids=["reached", "dear"]
+)
+def test_what_min_steps_adds_after_the_verdict_does_not_count(
+    steps: float | None, verdict: str, at_step: int, tmp_path: Path
+) -> None:
+    """A target after 4 steps' cost: 8 are not past twice that, and 10 are the next look."""
+    if steps is not None:
+        known(tmp_path, steps=steps)
+    device = ScriptedDevice()
+    callback = job(tmp_path, device, check_every_n_steps=10)
+    trainer = JobTrainer(device, [callback], min_steps=150)
+    trainer.fit()
+    assert (trainer.global_step, callback.verdict) == (150, verdict)
+    assert callback.spent.time_s == pytest.approx(at_step * STEP_S)
+    run = runs(tmp_path)[-1]
+    assert (run.state, run.reached_target) == ("done", verdict == "reached")
+    assert (run.energy_j, run.time_s) == pytest.approx((at_step * STEP_S * POWER_W, at_step * STEP_S))
+    told = [line for line in lines(trainer) if "its target" in line]
+    assert len(told) == 1
+    assert told[0].endswith(f": {at_step * POWER_W:.4g} J over all GPUs, {at_step} s")
+    assert sum("what follows does not count" in line for line in lines(trainer)) == 1
+
+
+def test_a_report_outlives_what_happens_after_the_verdict(tmp_path: Path) -> None:
+    device = ScriptedDevice()
+    trainer = JobTrainer(device, [job(tmp_path, device)], min_steps=150)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(fails=(100, KeyboardInterrupt()))
+    (run,) = runs(tmp_path)
+    assert (run.state, run.reached_target, run.time_s) == ("done", True, NEEDED[32])
+
+
+def test_a_run_that_ends_at_its_verdict_is_not_said_to_go_on(tmp_path: Path) -> None:
+    device = ScriptedDevice()
+    trainer = JobTrainer(device, [job(tmp_path, device)])
+    trainer.fit()
+    assert not any("goes on" in line for line in lines(trainer))
+
+
+@pytest.mark.parametrize("min_steps", [0, 200])
+def test_resumed_after_its_target_a_run_is_not_reported_again(min_steps: int, tmp_path: Path) -> None:
+    device = ScriptedDevice()
+    trainer = JobTrainer(device, [job(tmp_path, device)], min_steps=150)
+    trainer.fit(save_at=100)
+    device = ScriptedDevice()
+    later = JobTrainer(device, [job(tmp_path, device, seed=1)], min_steps=min_steps)
+    later.fit(resumed=trainer.checkpoint, save_at=150)
+    assert later.global_step == max(100, min_steps)
+    assert [(run.state, run.batch_size) for run in runs(tmp_path) if run.state != "dead"] == [("done", 32)]
+    assert later.callbacks[0].verdict == "reached"
+    assert later.lightning_module.batch_size == 32
+    assert "has reached its target and is reported" in lines(later)[2]
+    if min_steps:  # a checkpoint of the resumed run knows it, too
+        assert later.checkpoint["callbacks"] == trainer.checkpoint["callbacks"]
+
+
+def test_resumed_with_another_target_a_run_goes_on(tmp_path: Path) -> None:
+    device = ScriptedDevice()
+    trainer = JobTrainer(device, [job(tmp_path, device)], min_steps=150)
+    trainer.fit(save_at=100)
+    device = ScriptedDevice()
+    later = JobTrainer(device, [job(tmp_path, device, target=-1.0)], max_steps=120)
+    later.fit(resumed=trainer.checkpoint)
+    assert later.global_step == 120
+    assert [run.reached_target for run in runs(tmp_path) if run.state == "done"] == [True, False]
+
+
+def test_resumed_after_it_got_too_dear_all_that_was_spent_counts(tmp_path: Path) -> None:
+    known(tmp_path, steps=4.0)
+    device = ScriptedDevice()
+    trainer = JobTrainer(device, [job(tmp_path, device, check_every_n_steps=10)], min_steps=25)
+    trainer.fit(save_at=20)
+    assert runs(tmp_path)[-1].time_s == pytest.approx(10 * STEP_S)
+    assert trainer.callbacks[0].spent.time_s == pytest.approx(10 * STEP_S)
+    state = trainer.checkpoint["callbacks"]["RecurringJob"]
+    assert (state["time_s"], state["reached"]) == (pytest.approx(20 * STEP_S), None)
+    device = ScriptedDevice()
+    later = JobTrainer(device, [job(tmp_path, device, check_every_n_steps=10)])
+    later.fit(resumed=trainer.checkpoint)
+    run = next(run for run in runs(tmp_path) if run.run_id == 2)
+    assert (run.batch_size, run.reached_target) == (trainer.callbacks[0].batch_size, False)
+    assert run.time_s == pytest.approx(30 * STEP_S)  # ten more until the next look
+
+
+class Frozen(ScriptedDevice):
+    """A virtual clock that stands still, as an emulated GPU's in the first step."""
+
+    def work(self, time_s: float) -> None: ...
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()])
+def test_a_first_step_out_of_memory_is_reported_with_its_wall_time(error: BaseException, tmp_path: Path) -> None:
+    device = Frozen()
+    device.emulated = True
+    trainer = JobTrainer(device, [job(tmp_path, device)])
+    with pytest.raises(type(error)):
+        trainer.fit(fails=(0, error))
+    (run,) = runs(tmp_path)
+    assert (run.batch_size, run.state, run.reached_target, run.energy_j) == (32, "done", False, 0.0)
+    assert run.time_s is not None
+    assert 0.0 < run.time_s < 60.0
+    assert BatchSizeOptimizer.of_store(tmp_path / "job.sqlite").emulated
+    assert trainer.callbacks[0].verdict == "out of memory"
+    assert lines(trainer)[-1].startswith("the run with batch size 32 did not reach its target (out of memory): 0 J")
+    again = JobTrainer(device, [job(tmp_path, device)])
+    again.call("setup", "fit")
+    assert again.lightning_module.batch_size != 32
+
+
+def test_what_was_spent_since_the_last_look_counts_when_memory_runs_out(tmp_path: Path) -> None:
+    device = ScriptedDevice()
+    with pytest.raises(MemoryError):
+        JobTrainer(device, [job(tmp_path, device)]).fit(fails=(17, MemoryError()))
+    (run,) = runs(tmp_path)
+    assert (run.time_s, run.energy_j) == pytest.approx((18 * STEP_S, 18 * STEP_S * POWER_W))
+
+
+@pytest.mark.parametrize("emulated", [None, True, False])
+def test_memory_that_runs_out_before_a_first_batch(emulated: bool | None, tmp_path: Path) -> None:
+    """In the sanity check or on the way to the GPU: reported as one of the store's kind, once that is known."""
+    if emulated is not None:
+        known(tmp_path, steps=4.0, emulated=emulated)
+    device = ScriptedDevice()
+    trainer = JobTrainer(device, [job(tmp_path, device)])
+    trainer.call("setup", "fit")
+    trainer.call("on_exception", torch.OutOfMemoryError("CUDA out of memory"))
+    trainer.call("teardown", "fit")
+    run = runs(tmp_path)[-1]
+    assert (run.state, run.reached_target) == ("dead" if emulated is None else "done", False)
+    assert ("is not reported" in lines(trainer)[-1]) is (emulated is None)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (lambda: torch.empty(1 << 50), True),
+        (lambda: (_ for _ in ()).throw(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `x`")), True),
+        (lambda: (_ for _ in ()).throw(RuntimeError("the user's own bug")), False),
+        (lambda: (_ for _ in ()).throw(ValueError("can't allocate memory")), False),
+    ],
+    ids=["CPU", "cuBLAS", "bug", "other"],
+)
+def test_what_counts_as_out_of_memory(error: Callable[[], Any], expected: bool) -> None:
+    with pytest.raises((RuntimeError, ValueError)) as raised:
+        error()
+    assert is_out_of_memory(raised.value) is expected
+
+
+class Lost(ScriptedDevice):
+    """The driver fails after 15 s."""
+
+    def energy_j(self) -> float | None:
+        if self.now_s() > 15.0:
+            raise DeviceError("GPU is lost")
+        return super().energy_j()
+
+
+def test_time_goes_on_by_the_wall_clock_where_the_gpu_is_lost() -> None:
+    device, wall_s = Lost(), [100.0]
+    meter = RunMeter(device, 1.0, (5.0, 50.0), clock_s=lambda: wall_s[0])
+    meter.start()
+    assert (meter.read().time_s, meter.read().energy_j) == (5.0, 50.0)  # nothing since
+    for _ in range(4):
+        device.work(5.0)
+        wall_s[0] += 5.0
+        spent = meter.read()
+    assert (spent.time_s, spent.void_s) == (25.0, 5.0)
+    wall_s[0] += 10.0
+    spent = meter.read()
+    assert (spent.time_s, spent.void_s) == (35.0, 15.0)
+    assert spent.energy_j == pytest.approx(50.0 + 30.0 * POWER_W)  # at the mean power of what was measured
+    meter.close()
+    wall_s[0] += 10.0
+    assert meter.read() == spent
+
+
+def test_other_ranks_are_taken_to_do_as_this_one_does() -> None:
+    rows = [Spent(gpu=gpu, time_s=10.0 + gpu, energy_j=100.0 * gpu, limit_w=400.0, void_s=0.0) for gpu in (1.0, 2.0)]
+    own = Spent(gpu=1.0, time_s=14.0, energy_j=130.0, limit_w=400.0, void_s=0.0)
+    both = spent_by_all(gone_on(rows, own))
+    assert (both.time_s, both.energy_j) == (15.0, 130.0 + 230.0)
+    assert gone_on([], own) == gone_on([own], own) == [own]
+    lost = Spent(gpu=1.0, time_s=14.0, energy_j=None, limit_w=400.0, void_s=14.0)
+    both = spent_by_all(gone_on(rows, lost))
+    assert (both.time_s, both.energy_j) == (14.0, None)
