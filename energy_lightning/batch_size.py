@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from energy_lightning.callbacks.attributes import BatchAttributes
+from energy_lightning.callbacks.attributes import BatchAttributes, loader_fault
 from energy_lightning.callbacks.job import check_alone, degrading, gpu_identity, on_rank_zero, say
 from energy_lightning.callbacks.monitored import Monitored
-from energy_lightning.callbacks.recurring_run import RecurringRun, Target, Verdict, is_out_of_memory
+from energy_lightning.callbacks.recurring_run import RecurringRun, Target, Verdict, parse_options
 from energy_lightning.callbacks.run_meter import RunMeter, Spent, gone_on, spent_by_all
 from energy_lightning.callbacks.shared_device import DeviceChoice, gather_objects
 from energy_lightning.device import Device, has_emulated_figures
-from energy_lightning.recurring import JobSettings, RecurringError
+from energy_lightning.recurring import RecurringError
 from energy_lightning.recurring.errors import whole
-from energy_lightning.recurring.settings import seed_and_clock
 from energy_lightning.recurring.store import checked_path
 from energy_lightning.workload import Workload
-
-OPTIONS = ("eta", "beta", "seed", "policy", "window", "lease_s", "max_power_w", "clock")
 
 
 class RecurringJobMixin:
@@ -89,30 +85,29 @@ class RecurringJobMixin:
         **options: Any,
     ) -> None:
         super().__init__()
-        if unknown := sorted(set(options) - set(OPTIONS)):
-            known = [*inspect.signature(RecurringJobMixin).parameters][:-1] + list(OPTIONS)
-            raise RecurringError(f"RecurringJob has no option {unknown[0]!r}; known: {', '.join(known)}")
+        settings = parse_options(batch_sizes, default, options, inspect.signature(RecurringJobMixin).parameters)
         self._target = Target(monitor=monitor, value=target, mode=mode)
         self._settings = {"default": default, **options}
-        checked = {name: value for name, value in self._settings.items() if name not in ("seed", "clock")}
-        settings = JobSettings.parse(batch_sizes, **{"max_power_w": 1.0, **checked})  # here already, on every rank
-        seed_and_clock(options.get("seed", 0), options.get("clock", time.time))
         self._attributes = BatchAttributes(batch_size=batch_size, learning_rate=learning_rate, scaling=scaling)
         self.batch_sizes, self.default, self.store = settings.batch_sizes, settings.default, checked_path(store)
         self._every = whole("check_every_n_steps", check_every_n_steps, least=1)
         self._needs_energy = settings.eta > 0.0
         self._choice = DeviceChoice.parse(device, workload, gpu)
+        self._active = False
+        self.batch_size: int | None = None
+        """This run's."""
+        self._clear()
+
+    def _clear(self) -> None:
         self._run: RecurringRun | None = None  # on rank 0
         self._run_id: int | None = None
         self._resumed: Mapping[str, Any] | None = None
         self.monitored: Monitored | None = None
         self._meter: RunMeter | None = None
         self._rows: list[Spent] = []  # of all ranks, as of the last look
-        self._active = False
-        self._reported = self._outlived = False  # the store knows of the run's end; the training went on after that
+        self._whole: Spent | None = None  # with what followed the verdict
+        self._reported = self._outlived = self._asked = False
         self._last_step = self._next_look = 0
-        self.batch_size: int | None = None
-        """This run's."""
         self.spent: Spent | None = None
         """The whole job's, as of the last look; once the verdict is there, as of then."""
         self.verdict: Verdict = "going on"
@@ -122,11 +117,12 @@ class RecurringJobMixin:
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Ask the store for a batch size and put it where loaders and optimizers are made from. Collective."""
         self._active = stage == "fit" and not trainer.fast_dev_run
-        if not self._active:
+        if stage != "fit":
             return
         check_alone(trainer, RecurringJobMixin, "RecurringJob")
-        self.verdict, self.spent, self._meter, self._resumed = "going on", None, None, None
-        self._run, self._rows, self._reported, self._outlived = None, [], False, False
+        self._clear()
+        if not self._active:
+            return
         self._use(trainer, pl_module, on_rank_zero(trainer, lambda: self._suggest(trainer)))
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -157,7 +153,10 @@ class RecurringJobMixin:
             say(trainer, "training goes on (min_steps or min_epochs of the Trainer); what follows does not count")
         if self._active and self._meter is None:
             self._open(trainer)
+            if fault := loader_fault(trainer, self.batch_size):
+                say(trainer, fault)
         elif batch_idx == 0:
+            self._ask(trainer)
             self._look(trainer, trainer.callback_metrics)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -185,14 +184,13 @@ class RecurringJobMixin:
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """The checkpoint holds what the whole job has spent, whichever rank writes it. Collective."""
-        if "callbacks" not in checkpoint or self.batch_size is None:
+        if "callbacks" not in checkpoint:
             return
-        if self._meter is None or self.spent is None:  # before the first batch
-            state = self._resumed
-        else:
-            goes_on = self._active or self.verdict == "too dear"  # what a resumed run has spent counts, all of it
-            spent = self._gather(trainer) if goes_on and self.monitored is not None else self.spent
+        state = self._resumed
+        if self._meter is not None and self.spent is not None:  # after the first batch
             reached = asdict(self._target) if self.verdict == "reached" and self._reported else None
+            whole = self._whole if self.monitored is None else self._gather(trainer)
+            spent = self.spent if reached or whole is None else whole  # without its target all of it counts
             state = {"batch_size": self.batch_size, "run_id": self._run_id, "reached": reached}
             state |= {"time_s": spent.time_s, "energy_j": spent.energy_j or 0.0}
         if state is not None:
@@ -204,17 +202,15 @@ class RecurringJobMixin:
         if self._active and self._meter is not None:
             self.verdict = "ended"
             self._report(trainer)
+        elif self.verdict == "too dear":
+            self._gather(trainer)  # for a checkpoint that is saved after the fit
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """A run that did not fit into memory is reported, any other failure is not. On rank 0 alone, no collective."""
         if self._active and self._run is not None:
             if self._meter is not None:  # also for a checkpoint that is saved hereafter
-                self.spent = spent_by_all(gone_on(self._rows, self._meter.read()))
-            if is_out_of_memory(exception):
-                self.verdict = "out of memory"
-                say(trainer, self._run.out_of_memory(self.spent))
-            else:
-                self._run.abandon()
+                self.spent = self._whole = spent_by_all(gone_on(self._rows, self._meter.read()))
+            self.verdict = self._run.fail(exception, self.spent)
         self._close()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -266,7 +262,8 @@ class RecurringJobMixin:
         """What all ranks have spent together. Collective."""
         assert self._meter is not None
         self._rows = gather_objects(trainer, self._meter.read())
-        return spent_by_all(self._rows)
+        self._whole = spent_by_all(self._rows)
+        return self._whole
 
     def _look(self, trainer: Any, metrics: Mapping[str, Any]) -> None:
         """What the run has cost, whether it is there, whether it goes on; the report where it is over. Collective.
@@ -282,20 +279,21 @@ class RecurringJobMixin:
             trainer.should_stop = True
             self._report(trainer)
 
+    def _ask(self, trainer: Any) -> None:
+        """After the first epoch that validates, say once where the metric is not to be seen."""
+        every = trainer.check_val_every_n_epoch
+        if self._active and not self._asked and every is not None and trainer.current_epoch >= every:
+            self._asked = True
+            if missing := self._target.missing(trainer.callback_metrics):
+                say(trainer, f"the run may not be reported: so far {missing}")
+
     def _report(self, trainer: Any) -> None:
         """Collective."""
         assert self.spent is not None
         spent, run, verdict, metrics = self.spent, self._run, self.verdict, trainer.callback_metrics
-        fault = on_rank_zero(trainer, lambda: None if run is None else run.end(verdict, metrics, spent))
-        self._active, self._reported = False, fault is None
-        say(trainer, fault or self._told(spent))
-
-    def _told(self, spent: Spent) -> str:
-        void = f" ({spent.void_s:.3g} s of it at mean power: readings were void)" if spent.void_s else ""
-        emulated = " (EMULATED)" if self.monitored is not None and has_emulated_figures(self.monitored.device) else ""
-        reached = "reached its target" if self.verdict == "reached" else f"did not reach its target ({self.verdict})"
-        cost = f"{spent.energy_j or 0.0:.4g} J over all GPUs, {spent.time_s:.4g} s"
-        return f"the run with batch size {self.batch_size} {reached}: {cost}{void}{emulated}"
+        ended = on_rank_zero(trainer, lambda: (False, "") if run is None else run.end(verdict, metrics, spent))
+        self._active, self._reported = False, ended[0]
+        say(trainer, ended[1])
 
     def _close(self) -> None:
         self._active = False

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from energy_lightning.callbacks.run_meter import Spent
-from energy_lightning.recurring import BatchSizeOptimizer, RecurringError, StoreError
+from energy_lightning.recurring import BatchSizeOptimizer, JobSettings, RecurringError, StoreError
 from energy_lightning.recurring.errors import number
+from energy_lightning.recurring.settings import seed_and_clock
 from energy_lightning.recurring.store import RunStore, read_settings
 
+OPTIONS = ("eta", "beta", "seed", "policy", "window", "lease_s", "max_power_w", "clock")
 _NO_MEMORY = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
 """In RuntimeErrors of torch 2.x where memory is short (torch/csrc: c10/core/impl/alloc_cpu.cpp, aten CUDABlas)."""
 
@@ -41,6 +43,26 @@ class Target:
         if metric is None:
             return False
         return float(metric) >= self.value if self.mode == "max" else float(metric) <= self.value
+
+    def missing(self, metrics: Mapping[str, Any]) -> str | None:
+        """In words, that the metric was not logged; None where it was."""
+        if self.monitor in metrics:
+            return None
+        logged = ", ".join(sorted(str(name) for name in metrics)) or "none"
+        return f"it never logged {self.monitor!r} (monitor); logged: {logged}"
+
+
+def parse_options(batch_sizes: Any, default: Any, options: Mapping[str, Any], named: Iterable[str]) -> JobSettings:
+    """What RecurringJob's arguments mean, checked on every rank before a store is touched; RecurringError.
+
+    `named`: its parameters, the last of which takes `options`.
+    """
+    if unknown := sorted(set(options) - set(OPTIONS)):
+        known = ", ".join([*[*named][:-1], *OPTIONS])
+        raise RecurringError(f"RecurringJob has no option {unknown[0]!r}; known: {known}")
+    seed_and_clock(options.get("seed", 0), options.get("clock", time.time))
+    stored = {name: value for name, value in options.items() if name not in ("seed", "clock")}
+    return JobSettings.parse(batch_sizes, **{"max_power_w": 1.0, "default": default, **stored})
 
 
 class RecurringRun:
@@ -120,39 +142,44 @@ class RecurringRun:
             return "going on"
         return "too dear" if dear else "going on"
 
-    def end(self, verdict: Verdict, metrics: Mapping[str, Any], spent: Spent) -> str | None:
-        """As `report`, of a training that is over; one that ended by itself and never logged `monitor` is abandoned."""
-        if verdict == "ended" and self._target.monitor not in metrics:
-            self.abandon()
-            logged = ", ".join(sorted(str(name) for name in metrics)) or "none"
-            return f"the run is not reported: it never logged {self._target.monitor!r} (monitor); logged: {logged}"
-        return self.report(spent, reached=verdict == "reached")
+    def end(self, verdict: Verdict, metrics: Mapping[str, Any], spent: Spent) -> tuple[bool, str]:
+        """Report a run that is over; whether the store was told, and a line about it.
 
-    def out_of_memory(self, spent: Spent | None) -> str:
-        """Report a run that did not fit, whatever is known of its cost, and say so. `spent`: None before a first batch.
-
-        Nothing may have been metered yet: then the time is the wall clock's and the energy 0 J.
+        Not reported: one that ended by itself and never logged `monitor`, and one that could not be measured.
         """
-        time_s, energy_j = (0.0, None) if spent is None else (spent.time_s, spent.energy_j)
-        time_s, energy_j = time_s if time_s > 0.0 else self._clock_s() - self._start_s, energy_j or 0.0
+        unknown = spent.energy_j is None and self._optimizer.cost.eta > 0.0
+        if verdict == "ended" and (missing := self._target.missing(metrics)):
+            fault: str | None = missing
+        else:
+            fault = "its time or energy could not be measured" if unknown or not spent.time_s > 0.0 else None
+        if fault is not None:
+            self.abandon()
+            return False, f"the run is not reported: {fault}"
+        return self._report(verdict, spent)
+
+    def fail(self, error: BaseException, spent: Spent | None) -> Verdict:
+        """Training ends by an error: of a run that did not fit into memory the store is told what is known of its cost.
+
+        `spent`: None before the first batch. Where nothing was metered yet the time is the wall clock's.
+        """
+        if not is_out_of_memory(error):
+            self.abandon()
+            return "going on"
         if self._emulated is None:
             self.abandon()
-            return (
-                f"batch size {self.batch_size} ran out of memory before a first batch and is not reported: whether the "
-                "job's runs are measured or emulated is not known yet. Give a smaller default"
+            self._say(
+                f"batch size {self.batch_size} ran out of memory before the first batch and is not reported: whether "
+                "the job's runs are measured or emulated is not known yet. Give a smaller default"
             )
-        return self._observe(energy_j, time_s, reached=False) or (
-            f"the run with batch size {self.batch_size} did not reach its target (out of memory): {energy_j:.4g} J "
-            f"over all GPUs, {time_s:.4g} s"
-        )
+            return "out of memory"
+        spent = spent or Spent(gpu=0.0, time_s=0.0, energy_j=None, limit_w=None, void_s=0.0)
+        time_s = spent.time_s if spent.time_s > 0.0 else self._clock_s() - self._start_s
+        self._say(self._report("out of memory", replace(spent, time_s=time_s))[1])
+        return "out of memory"
 
-    def report(self, spent: Spent, *, reached: bool) -> str | None:
-        """Tell the store; or why it is not told: the run is then abandoned."""
-        unknown = spent.energy_j is None and self._optimizer.cost.eta > 0.0
-        if not spent.time_s > 0.0 or unknown:
-            self.abandon()
-            return "the run is not reported: its time or energy could not be measured"
-        return self._observe(spent.energy_j or 0.0, spent.time_s, reached=reached)
+    def _report(self, verdict: Verdict, spent: Spent) -> tuple[bool, str]:
+        fault = self._observe(spent.energy_j or 0.0, spent.time_s, reached=verdict == "reached")
+        return fault is None, fault or told(self.batch_size, verdict, spent, emulated=bool(self._emulated))
 
     def _observe(self, energy_j: float, time_s: float, *, reached: bool) -> str | None:
         """Why the store could not be told, or None."""
@@ -180,6 +207,14 @@ class RecurringRun:
             self._optimizer.abandon(self.batch_size)
         except StoreError as error:  # its lease ends by itself
             self._say(f"the store does not know that this run is over: {error}")
+
+
+def told(batch_size: int | None, verdict: Verdict, spent: Spent, *, emulated: bool) -> str:
+    """One line about a run that is over."""
+    void = f" ({spent.void_s:.3g} s of it at mean power: readings were void)" if spent.void_s else ""
+    reached = "reached its target" if verdict == "reached" else f"did not reach its target ({verdict})"
+    cost = f"{spent.energy_j or 0.0:.4g} J over all GPUs, {spent.time_s:.4g} s{void}"
+    return f"the run with batch size {batch_size} {reached}: {cost}{' (EMULATED)' if emulated else ''}"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

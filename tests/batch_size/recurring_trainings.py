@@ -42,7 +42,8 @@ class JobTrainer:
         self.strategy: Any = SimpleNamespace(root_device=SimpleNamespace(type="cpu"), broadcast=lambda value: value)
         self.lightning_module, self.datamodule = Module(), None
         self.world_size, self.global_rank, self.is_global_zero, self.local_rank = 1, 0, True, 0
-        self.global_step, self.should_stop = 0, False
+        self.global_step, self.current_epoch, self.should_stop = 0, 0, False
+        self.check_val_every_n_epoch: int | None = None
         self.callback_metrics: dict[str, float] = {}
         self.checkpoint: dict[str, Any] = {"callbacks": {}}
 

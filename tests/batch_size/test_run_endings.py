@@ -92,6 +92,36 @@ def test_resumed_after_its_target_a_run_is_not_reported_again(min_steps: int, tm
         assert later.checkpoint["callbacks"] == trainer.checkpoint["callbacks"]
 
 
+def test_a_look_at_the_cost_judges_no_metric(tmp_path: Path) -> None:
+    """A metric of single steps passes the target now and then: it counts after validation and after the epoch."""
+    device = ScriptedDevice()
+    callback = job(tmp_path, device, check_every_n_steps=1, monitor="train_loss")
+    trainer = JobTrainer(device, [callback], max_steps=25)
+    trainer.call("setup", "fit")
+    trainer.call("on_train_start")
+    trainer.call("on_train_batch_start", None, 0)
+    trainer.callback_metrics["train_loss"] = 0.1
+    device.work(STEP_S)
+    trainer.global_step += 1
+    trainer.call("on_train_batch_end", None, None, 0)
+    assert callback.verdict == "going on"
+    assert callback.spent.time_s == STEP_S
+    trainer.call("on_train_batch_start", None, 0)  # of the next epoch: logged when the last one ended
+    assert callback.verdict == "reached"
+
+
+def test_a_fast_dev_run_after_a_run_knows_nothing_of_it(tmp_path: Path) -> None:
+    device = ScriptedDevice()
+    callback = job(tmp_path, device)
+    JobTrainer(device, [callback]).fit()
+    trainer = JobTrainer(device, [callback], max_steps=1)
+    trainer.fast_dev_run = True
+    trainer.fit(save_at=1)
+    assert (callback.verdict, callback.spent, lines(trainer)) == ("going on", None, [])
+    assert trainer.checkpoint["callbacks"] == {}
+    assert len(runs(tmp_path)) == 1
+
+
 def test_resumed_with_another_target_a_run_goes_on(tmp_path: Path) -> None:
     device = ScriptedDevice()
     trainer = JobTrainer(device, [job(tmp_path, device)], min_steps=150)
@@ -112,6 +142,9 @@ def test_resumed_after_it_got_too_dear_all_that_was_spent_counts(tmp_path: Path)
     assert trainer.callbacks[0].spent.time_s == pytest.approx(10 * STEP_S)
     state = trainer.checkpoint["callbacks"]["RecurringJob"]
     assert (state["time_s"], state["reached"]) == (pytest.approx(20 * STEP_S), None)
+    after: dict[str, Any] = {"callbacks": {}}
+    trainer.call("on_save_checkpoint", after)  # trainer.save_checkpoint() when the fit is over
+    assert after["callbacks"]["RecurringJob"]["time_s"] == pytest.approx(25 * STEP_S)
     device = ScriptedDevice()
     later = JobTrainer(device, [job(tmp_path, device, check_every_n_steps=10)])
     later.fit(resumed=trainer.checkpoint)
@@ -140,6 +173,7 @@ def test_a_first_step_out_of_memory_is_reported_with_its_wall_time(error: BaseEx
     assert BatchSizeOptimizer.of_store(tmp_path / "job.sqlite").emulated
     assert trainer.callbacks[0].verdict == "out of memory"
     assert lines(trainer)[-1].startswith("the run with batch size 32 did not reach its target (out of memory): 0 J")
+    assert lines(trainer)[-1].endswith("(EMULATED)")
     again = JobTrainer(device, [job(tmp_path, device)])
     again.call("setup", "fit")
     assert again.lightning_module.batch_size != 32
