@@ -94,7 +94,7 @@ class PowerLimitOptimizerMixin:
         gpu: str = "a100-sxm4-40gb",
     ) -> None:
         super().__init__()
-        if not isinstance(profile, (str, Path, type(None))):
+        if not isinstance(profile, (str, Path, type(None))) or (profile is not None and Path(profile).is_dir()):
             raise RecurringError(
                 f"profile must be the path of a file, e.g. 'power_limits.jsonl', or None, got {profile!r}"
             )

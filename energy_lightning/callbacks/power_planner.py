@@ -167,6 +167,8 @@ class PowerPlanner:
         self._objective = replace(settings.objective, max_power_w=max(limits_w) * num_gpus)
         self.sweep = PowerSweep(limits_w, profile.known, max_tries=settings.max_tries)
         self._span = f"{self.sweep.num_limits} power limits, {max(limits_w):g} to {min(limits_w):g} W"
+        if self.sweep.num_limits == 1:
+            self._span = f"one power limit, {max(limits_w):g} W"
         if settings.limits_w is None and found_w < most_w:
             self._span += (
                 f" (none above the {found_w:g} W that were in force; limits_w=[...] may go up to {most_w:g} W)"
@@ -227,6 +229,8 @@ class PowerPlanner:
     def unfinished(self) -> str:
         """One line for a training that ended before the sweep."""
         done = self.sweep.num_known + self.sweep.num_measured + len(self.sweep.given_up)
+        if not done:
+            return "training ended before a power limit was measured: the next run begins anew"
         return (
             f"training ended after {done} of {self.sweep.num_limits} power limits; they are kept in "
             f"{self.profile.path}, and the next run goes on from there"
@@ -259,8 +263,10 @@ class PowerPlanner:
         """One line: the limit, and what it changes against the highest one."""
         highest = max(self.sweep.profile, key=lambda sample: sample.power_limit_w)
         line = f"power limit {best.power_limit_w:g} W (was {self._before_w:g} W)"
-        if best.power_limit_w == highest.power_limit_w:
-            line += ", the highest tried: no lower one is better by more than the noise"
+        if len(self.sweep.profile) == 1:
+            line += ", the only one measured"
+        elif best.power_limit_w == highest.power_limit_w:
+            line += f", the highest tried: no lower one {self._better()}"
         else:
             energy = more_or_less("energy", best.energy_j, highest.energy_j)
             time = more_or_less("time", best.time_s, highest.time_s)
@@ -268,6 +274,11 @@ class PowerPlanner:
         if self.sweep.given_up:
             line += f"; not measured: {', '.join(f'{limit_w:g} W' for limit_w in self.sweep.given_up)}"
         return line + _emulated(self.profile.run)
+
+    def _better(self) -> str:
+        if self._objective.goal != "max_slowdown":
+            return "is better by more than the noise"
+        return f"saves more than the noise in at most {100.0 * self._objective.max_slowdown:.3g}% more time"
 
 
 def _emulated(run: Mapping[str, Any]) -> str:

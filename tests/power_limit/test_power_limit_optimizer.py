@@ -186,3 +186,30 @@ def test_the_verdict_is_in_words(tmp_path: Path) -> None:
     energy = 1.0 - step_of(150.0)[1] / step_of(250.0)[1]
     expected = f"power limit 150 W (was 250 W): {energy:.1%} less energy and {time:.1%} more time a step against 250 W"
     assert trainer.lightning_module.lines[-1].endswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"objective": "time"}, "250 W (was 250 W), the highest tried: no lower one is better by more than the noise"),
+        (
+            {"max_slowdown": 0.025},
+            "250 W (was 250 W), the highest tried: no lower one saves more than the noise in at most 2.5% more time",
+        ),
+        ({"limits_w": [200.0]}, "200 W (was 250 W), the only one measured"),
+    ],
+    ids=["time", "max_slowdown", "one"],
+)
+def test_the_verdict_says_why_the_highest_limit_stays(options: dict[str, Any], expected: str, tmp_path: Path) -> None:
+    """150 W saves 19% of the energy in 24% more time."""
+    _, trainer = train_under_limits(tmp_path, LimitedGPU(), **{"limits_w": [250.0, 150.0], **options})
+    assert trainer.lightning_module.lines[-1].endswith(f"power limit {expected}")
+    begins = trainer.lightning_module.lines[0].split("trying ")[1]
+    assert begins.startswith(
+        "one power limit, 200 W, about 7" if "limits_w" in options else "2 power limits, 250 to 150"
+    )
+
+
+def test_a_training_that_ends_before_a_limit_was_measured_keeps_nothing(tmp_path: Path) -> None:
+    _, trainer = train_under_limits(tmp_path, LimitedGPU(), num_steps=4)
+    assert "ended before a power limit was measured" in trainer.lightning_module.lines[-1]

@@ -190,6 +190,8 @@ def test_a_foreign_profile_stops_the_training_and_stays_as_it_is(tmp_path: Path)
         ({"noise": 1.0}, "noise"),
         ({"noise": "1%"}, "noise"),
         ({"profile": 5}, "profile must be the path of a file"),
+        ({"profile": ""}, "profile must be the path of a file"),
+        ({"profile": "."}, "profile must be the path of a file"),
     ],
     ids=str,
 )
