@@ -204,10 +204,8 @@ def test_the_verdict_says_why_the_highest_limit_stays(options: dict[str, Any], e
     """150 W saves 19% of the energy in 24% more time."""
     _, trainer = train_under_limits(tmp_path, LimitedGPU(), **{"limits_w": [250.0, 150.0], **options})
     assert trainer.lightning_module.lines[-1].endswith(f"power limit {expected}")
-    begins = trainer.lightning_module.lines[0].split("trying ")[1]
-    assert begins.startswith(
-        "one power limit, 200 W, about 7" if "limits_w" in options else "2 power limits, 250 to 150"
-    )
+    begins = "one power limit, 200 W, about 7" if "limits_w" in options else "2 power limits, 250 to 150 W"
+    assert trainer.lightning_module.lines[0].split("trying ")[1].startswith(begins)
 
 
 def test_a_training_that_ends_before_a_limit_was_measured_keeps_nothing(tmp_path: Path) -> None:
