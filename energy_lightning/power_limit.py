@@ -20,7 +20,7 @@ from energy_lightning.callbacks.power_planner import (
     why_no_sweep,
 )
 from energy_lightning.callbacks.power_profile import PowerProfile, default_profile, describe_job
-from energy_lightning.callbacks.power_setting import LimitSetting, Outcome
+from energy_lightning.callbacks.power_setting import LimitSetting
 from energy_lightning.callbacks.power_window import PowerWindow
 from energy_lightning.callbacks.shared_device import DeviceChoice, gather_objects
 from energy_lightning.callbacks.termination import before_sigterm
@@ -199,17 +199,19 @@ class PowerLimitOptimizerMixin:
             self._window.pause(trainer.global_step)
 
     def _go_on(self, trainer: Any, pl_module: Any, batch: Any) -> None:
-        """One window has ended, or none has begun. Collective."""
+        """A window has ended, or the GPU is warm for one, or none has begun. Collective."""
         if not self._begun:
-            order = self._begin(trainer, pl_module, batch)
-        elif self._window is None:  # warmed up
-            assert self._setting is not None
-            self._window = PowerWindow(self._device, set_w=self._setting.set_w, fault=self._setting.fault)
-            self._next_step = trainer.global_step + self.settings.profile_steps
-            return
-        else:
+            order: Order | None = self._begin(trainer, pl_module, batch)
+        elif self._window is not None:
             order = self._end_window(trainer)
-        self._follow(trainer, pl_module, order)
+        else:
+            order = self._rounded(trainer)
+        if order is not None:
+            self._follow(trainer, pl_module, order)
+            return
+        assert self._setting is not None
+        self._window = PowerWindow(self._device, set_w=self._setting.set_w, fault=self._setting.fault)
+        self._next_step = trainer.global_step + self.settings.profile_steps
 
     def _begin(self, trainer: Any, pl_module: Any, batch: Any) -> Order:
         assert self.monitored is not None
@@ -237,21 +239,24 @@ class PowerLimitOptimizerMixin:
         rows = gather_objects(trainer, self._window.row(self._gpu))
         return on_rank_zero(trainer, lambda: cast(PowerPlanner, self._planner).judge(rows))
 
+    def _rounded(self, trainer: Any) -> Order | None:
+        """What to do instead of a window under a limit that the GPUs have made one known already. Collective."""
+        assert self._setting is not None
+        outcomes = gather_objects(trainer, self._setting.outcome())
+        return on_rank_zero(trainer, lambda: cast(PowerPlanner, self._planner).rounded(outcomes))
+
     def _follow(self, trainer: Any, pl_module: Any, order: Order) -> None:
-        """Collective where a limit is to be measured."""
-        self._say(trainer, order)
+        if order.line:
+            say(trainer, order.line)
         if order.action == "extend":
             self._next_step = trainer.global_step + order.num_steps
             return
         self._close_window()
         assert self._setting is not None
-        while order.action == "measure":
+        if order.action == "measure":
             self._setting.set(order.limit_w)
-            known = self._rounded(trainer, gather_objects(trainer, self._setting.outcome))
-            if known is None:
-                self._next_step = trainer.global_step + self.settings.warmup_steps
-                return
-            self._say(trainer, order := known)
+            self._next_step = trainer.global_step + self.settings.warmup_steps
+            return
         self.sweeping, self.profile = False, list(order.profile)
         if order.action == "stop":
             self._restore()
@@ -263,9 +268,6 @@ class PowerLimitOptimizerMixin:
         name = "emulated_power_limit_w" if has_emulated_figures(self._device) else "power_limit_w"
         pl_module.log_dict({name: self.power_limit_w}, on_step=True, on_epoch=False, batch_size=1)
 
-    def _rounded(self, trainer: Any, outcomes: Sequence[Outcome]) -> Order | None:
-        return on_rank_zero(trainer, lambda: cast(PowerPlanner, self._planner).rounded(outcomes))
-
     @property
     def _device(self) -> Any:
         assert self.monitored is not None
@@ -275,10 +277,6 @@ class PowerLimitOptimizerMixin:
         if self._window is not None:
             self._window.close()
             self._window = None
-
-    def _say(self, trainer: Any, order: Order) -> None:
-        if order.line:
-            say(trainer, order.line)
 
     def _restore(self) -> None:
         if self._setting is not None:

@@ -92,6 +92,6 @@ def loader_fault(trainer: Any, batch_size: int | None) -> str | None:
     if batch_size in (loaded * parts for parts in (1, num_ranks, num_batches, num_ranks * num_batches)):
         return None
     return (
-        f"the training loader makes batches of {loaded}, not of {batch_size}, so this run says nothing of that size: "
-        "give fit no loader, but make it in train_dataloader() of the module or datamodule, from the attribute"
+        f"the training loader makes batches of {loaded}, not of {batch_size}: unless they count differently, this run "
+        "says nothing of that size. Give fit no loader: make it in train_dataloader() from the attribute"
     )

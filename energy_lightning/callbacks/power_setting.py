@@ -46,10 +46,15 @@ class LimitSetting:
         except FAILURES as error:
             self.set_w, self.fault = None, f"{type(error).__name__}: {error}"
 
-    @property
     def outcome(self) -> Outcome:
-        """`set_w` and `fault`, for the other ranks."""
-        return self.set_w, self.fault
+        """`set_w`, and why it may not be what is enforced now, or None: drivers take their time, others set limits."""
+        if self.fault is not None or self.set_w is None:
+            return self.set_w, self.fault
+        try:
+            now_w = float(self._device.power_limit_w)
+        except FAILURES as error:
+            return self.set_w, f"{type(error).__name__}: {error}"
+        return self.set_w, None if now_w == self.set_w else f"the GPU reports {now_w:g} W now"
 
     def restore(self) -> None:
         """Back to the limit before the first change; one line where that fails. Idempotent."""

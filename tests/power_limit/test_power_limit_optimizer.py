@@ -166,8 +166,10 @@ def test_limits_that_a_board_makes_one_are_measured_once(tmp_path: Path) -> None
     callback, trainer = train_under_limits(tmp_path, gpu, objective="energy")
     made = [50.0 * round(limit_w / 50.0) for limit_w in LIMITS_W]
     assert made == [250.0, 200.0, 200.0, 200.0, 150.0, 100.0, 100.0]
-    assert trainer.limits_w[1:29] == [limit_w for limit_w in (250.0, 200.0, 150.0, 100.0) for _ in range(7)]
     rows = [json.loads(line) for line in (tmp_path / "power_limits.jsonl").read_text().splitlines()]
+    steps = [2 + row["num_steps"] for row in rows]  # after two of warming up the limit that is enforced is known
+    expected = [limit_w for limit_w, num_steps in zip(made, steps, strict=True) for _ in range(num_steps)]
+    assert trainer.limits_w[1 : 1 + len(expected)] == expected
     assert [(row["asked_w"], row["power_limit_w"]) for row in rows] == list(zip(LIMITS_W, made, strict=True))
     assert [row["num_steps"] for row in rows] == [5, 5, 0, 0, 5, 5, 0]
     later, trainer = train_under_limits(tmp_path, LimitedGPU(rounds_to_w=50.0), num_steps=2, objective="energy")
@@ -176,8 +178,29 @@ def test_limits_that_a_board_makes_one_are_measured_once(tmp_path: Path) -> None
 
 
 def test_a_sweep_cut_short_counts_limits_that_the_board_made_one(tmp_path: Path) -> None:
-    _, trainer = train_under_limits(tmp_path, LimitedGPU(rounds_to_w=50.0), num_steps=1 + 2 * 7 + 3)
+    _, trainer = train_under_limits(tmp_path, LimitedGPU(rounds_to_w=50.0), num_steps=1 + 2 * 7 + 2 * 2 + 3)
     assert "after 4 of 7 power limits" in trainer.lightning_module.lines[-1]
+
+
+def test_a_driver_that_takes_its_time_is_not_taken_for_one_that_rounds(tmp_path: Path) -> None:
+    """A limit that was set is enforced with the next step only: the earlier one, which is known, is read at first."""
+
+    class Slow(LimitedGPU):
+        coming_w: float | None = None
+
+        def set_power_limit(self, power_limit_w: float) -> float:
+            self.asked_w.append(power_limit_w)
+            self.coming_w = power_limit_w
+            return self.power_limit_w
+
+        def step(self) -> None:
+            self.power_limit_w = self.power_limit_w if self.coming_w is None else self.coming_w
+            super().step()
+
+    callback, _ = train_under_limits(tmp_path, Slow(), num_steps=200, limits_w=[250.0, 200.0, 150.0])
+    assert [one.power_limit_w for one in callback.profile] == [250.0, 200.0, 150.0]
+    for one in callback.profile:
+        assert (one.time_s, one.energy_j) == pytest.approx(step_of(one.power_limit_w), rel=1e-9)
 
 
 def test_the_verdict_is_in_words(tmp_path: Path) -> None:
