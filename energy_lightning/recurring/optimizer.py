@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from energy_lightning.recurring import kind
 from energy_lightning.recurring import store as rows
 from energy_lightning.recurring.errors import (
     RecurringError,
@@ -22,7 +23,7 @@ from energy_lightning.recurring.errors import (
     truth,
     whole,
 )
-from energy_lightning.recurring.runs import Belief, CostRule, Run, View
+from energy_lightning.recurring.runs import MOST_WHOLE, Belief, CostRule, Run, View
 from energy_lightning.recurring.settings import POLICIES, JobSettings, seed_and_clock, stored_settings
 from energy_lightning.recurring.store import RunStore
 
@@ -155,21 +156,26 @@ class BatchSizeOptimizer:
         time_s: float,
         reached_target: bool,
         power_limit_w: float | None = None,
+        num_evaluations: int | None = None,
         emulated: bool = False,
     ) -> None:
         """Report a run: energy in J over all GPUs and time in s, whether it ended or was stopped.
 
+        `num_evaluations`: how often the target was looked at during the run (validations, or epochs where there are
+        none). It tells the policy how finely a run's length is known; without it costs are compared as they are.
         Completes this process's oldest open suggestion of that size; without one, adds a run that nobody suggested.
         Raises RecurringError where the size is no arm, the figures cannot be, or the store's are of the other kind
         (measured or `emulated`).
         """
         batch_size, power_limit_w = self._arm(batch_size), _limit(power_limit_w)
         reached_target, emulated = truth("reached_target", reached_target), truth("emulated", emulated)
+        if num_evaluations is not None:
+            num_evaluations = whole("num_evaluations", num_evaluations, least=1, most=MOST_WHOLE)
         self.cost(energy_j, time_s)
         with self._threads:
             run_id = self.open_run(batch_size)
             with self._store.changing() as connection:
-                self._mark_kind(connection, emulated)
+                kind.keep(connection, emulated, self._store.path)
                 known = rows.start(connection, batch_size, 0.0, power_limit_w) if run_id is None else run_id
                 report = Run(
                     run_id=known,
@@ -179,6 +185,7 @@ class BatchSizeOptimizer:
                     energy_j=energy_j,
                     time_s=time_s,
                     power_limit_w=power_limit_w,
+                    num_evaluations=num_evaluations,
                 )
                 rows.finish(connection, report)
             self._open.pop(known, None)
@@ -192,18 +199,7 @@ class BatchSizeOptimizer:
     def check_kind(self, emulated: bool) -> None:
         """Raise RecurringError where a report of that kind would be refused."""
         with self._store.reading() as connection:
-            self._mark_kind(connection, emulated, known_only=True)
-
-    def _mark_kind(self, connection: Connection, emulated: bool, *, known_only: bool = False) -> None:
-        known = rows.read_settings(connection).get("emulated")
-        if known is not None and known != emulated:
-            kinds = {True: "emulated", False: "measured"}
-            raise RecurringError(
-                f"{self._store.path} holds {kinds[known]} runs and this one is {kinds[emulated]}: they cannot be "
-                "compared. Give another store"
-            )
-        if known is None and not known_only:
-            rows.write_settings(connection, {"emulated": emulated})
+            kind.check(connection, emulated, self._store.path)
 
     def abandon(self, batch_size: int) -> None:
         """This process's oldest open suggestion of that size will not report: it says nothing of the size."""
@@ -217,8 +213,8 @@ class BatchSizeOptimizer:
     def adopt(self, run_id: int | None, batch_size: int) -> None:
         """Go on with a run that was suggested earlier, e.g. to a process that was stopped and resumes.
 
-        A report that it ended without its target is taken back. Where the store does not hold it any more, or it has
-        reached its target, a new run of that size is open instead.
+        A report that it ended without its target is taken back, with its evaluations: the next one counts all of them.
+        Where the store does not hold it any more, or it has reached its target, a new run of that size is open instead.
         """
         batch_size = self._arm(batch_size)
         lease_end_s = self._lease_end_s()

@@ -9,13 +9,15 @@ from dataclasses import dataclass, replace
 from energy_lightning.recurring.errors import RecurringError, number
 
 _MOST_J = 1e100  # what is more would make sums of squares overflow
+MOST_WHOLE = 2**53  # SQLite and floats hold it exactly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """One run of the job. Energy over all GPUs of the job; None while it runs.
 
-    `state` is "running", "done" or "dead" (its lease ran out before it reported).
+    `state` is "running", "done" or "dead" (its lease ran out before it reported). `num_evaluations`: how often the
+    target was looked at during the run: validations, or epochs where there are none; None: not known.
     """
 
     run_id: int
@@ -25,6 +27,7 @@ class Run:
     energy_j: float | None = None
     time_s: float | None = None
     power_limit_w: float | None = None
+    num_evaluations: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +73,16 @@ class CostRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A finished run as the policies see it: `arm` is an index into the sorted batch sizes, `cost` in J."""
+    """A finished run as the policies see it: `arm` is an index into the sorted batch sizes, `cost` in J.
+
+    `num_evaluations` as in Run: a run that reached the target did so at the last of them.
+    """
 
     arm: int
     cost: float
     reached: bool
     power_limit_w: float | None = None
+    num_evaluations: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,11 +9,10 @@ from typing import Any
 
 from energy_lightning.recurring import learned, published
 from energy_lightning.recurring.errors import RecurringError, StoreError, number, whole
-from energy_lightning.recurring.runs import CostRule, Outcome, Run, View
+from energy_lightning.recurring.runs import MOST_WHOLE, CostRule, Outcome, Run, View
 from energy_lightning.recurring.store import RunStore, read_settings
 
 POLICIES = {"learned": learned, "published": published}
-MOST_SAMPLES = 2**53  # of a batch: SQLite and floats hold it exactly
 
 
 def seed_and_clock(seed: Any, clock: Any) -> tuple[int, Callable[[], float]]:
@@ -77,7 +76,7 @@ class JobSettings:
         if isinstance(batch_sizes, (str, bytes)) or not isinstance(batch_sizes, Iterable):
             raise RecurringError(f"batch_sizes must be a list of sizes, e.g. [8, 16, 32], got {batch_sizes!r}")
         given = list(batch_sizes)
-        sizes = sorted({whole("every batch size", one, least=1, most=MOST_SAMPLES) for one in given})
+        sizes = sorted({whole("every batch size", one, least=1, most=MOST_WHOLE) for one in given})
         if len(sizes) < 2 or len(sizes) != len(given):
             raise RecurringError(f"need two or more batch sizes, all different, to choose from, got {given}")
         return cls(batch_sizes=tuple(sizes), **values)
@@ -104,6 +103,7 @@ class JobSettings:
                 cost=cost(run.energy_j, run.time_s),
                 reached=run.reached_target,
                 power_limit_w=run.power_limit_w,
+                num_evaluations=run.num_evaluations,
             )
             for run in known
             if run.energy_j is not None and run.time_s is not None

@@ -16,18 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from energy_lightning.recurring.errors import RecurringError, StoreError
-from energy_lightning.recurring.runs import Run
+from energy_lightning.recurring.runs import MOST_WHOLE, Run
 
 APPLICATION_ID = 0x454C5242  # "ELRB" in the header of our files
-VERSION = 2
+VERSION = 3
 WAIT_S = 60.0
 BEGIN = "BEGIN IMMEDIATE"  # the write lock first: two that had both read could not both write
-COLUMNS = "run_id, batch_size, state, lease_end_s, reached_target, energy_j, time_s, power_limit_w"
+COLUMNS = "run_id, batch_size, state, lease_end_s, reached_target, energy_j, time_s, power_limit_w, num_evaluations"
+NUM_EVALUATIONS = "num_evaluations INTEGER"  # since version 3
 TABLES = {
-    "runs": """CREATE TABLE runs (
+    "runs": f"""CREATE TABLE runs (
     run_id INTEGER PRIMARY KEY, batch_size INTEGER NOT NULL, state TEXT NOT NULL, lease_end_s REAL NOT NULL,
     reached_target INTEGER NOT NULL DEFAULT 0, energy_j REAL, time_s REAL, power_limit_w REAL,
-    finished INTEGER UNIQUE)""",
+    finished INTEGER UNIQUE, {NUM_EVALUATIONS})""",
     "settings": "CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL)",  # since version 2
     "profiles": """CREATE TABLE profiles (
     batch_size INTEGER NOT NULL, power_limit_w REAL NOT NULL, time_s REAL NOT NULL, energy_j REAL NOT NULL,
@@ -135,17 +136,19 @@ def checked_path(store: Any) -> Path:
 
 
 def _upgrade(connection: sqlite3.Connection) -> None:
-    """Make the tables that are missing, in the transaction of the change that needs them."""
+    """Make the tables and the column that are missing, in the transaction of the change that needs them."""
     for table, statement in TABLES.items():
-        if not _has(connection, table):
+        if not _columns(connection, table):
             connection.execute(statement)
+    if "num_evaluations" not in _columns(connection, "runs"):
+        connection.execute(f"ALTER TABLE runs ADD COLUMN {NUM_EVALUATIONS}")
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {VERSION}")
 
 
-def _has(connection: sqlite3.Connection, table: str) -> bool:
-    found = connection.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (table,))
-    return found.fetchone() is not None
+def _columns(connection: sqlite3.Connection, table: str) -> set[str]:
+    """Their names; none where there is no such table."""
+    return {str(row[1]) for row in connection.execute(f"PRAGMA table_info({table})")}
 
 
 def read(connection: sqlite3.Connection, now_s: float, lease_s: float) -> list[Run]:
@@ -154,9 +157,10 @@ def read(connection: sqlite3.Connection, now_s: float, lease_s: float) -> list[R
     One that runs is dead when its lease has run out at `now_s`, or ends so much later than one of `lease_s` given now
     that the clock must have been set back since.
     """
-    if not _has(connection, "runs"):
+    if not (known := _columns(connection, "runs")):
         return []
-    rows = connection.execute(f"SELECT {COLUMNS} FROM runs ORDER BY finished IS NULL, finished, run_id")
+    wanted = COLUMNS if "num_evaluations" in known else COLUMNS.replace("num_evaluations", "NULL")
+    rows = connection.execute(f"SELECT {wanted} FROM runs ORDER BY finished IS NULL, finished, run_id")
 
     def state_of(state: str, lease_end_s: float) -> str:
         lives = now_s <= lease_end_s <= now_s + 2.0 * lease_s
@@ -171,8 +175,9 @@ def read(connection: sqlite3.Connection, now_s: float, lease_s: float) -> list[R
             energy_j=_stored(energy_j, f"run {run_id}"),
             time_s=_stored(time_s, f"run {run_id}"),
             power_limit_w=_stored(limit, f"run {run_id}"),
+            num_evaluations=_stored_count(evaluations, f"run {run_id}"),
         )
-        for run_id, batch_size, state, lease_end_s, reached, energy_j, time_s, limit in rows
+        for run_id, batch_size, state, lease_end_s, reached, energy_j, time_s, limit, evaluations in rows
     ]
 
 
@@ -181,6 +186,12 @@ def _stored(value: Any, where: str) -> Any:
     if value is None or (isinstance(value, (int, float)) and 0 <= value < math.inf):
         return value
     raise StoreError(f"{where} in the store holds {value!r} where a number >= 0 belongs: repair or move the file")
+
+
+def _stored_count(value: Any, where: str) -> int | None:
+    if value is None or (isinstance(value, int) and 1 <= value <= MOST_WHOLE):
+        return value
+    raise StoreError(f"{where} in the store holds {value!r} where a whole number >= 1 belongs: repair or move the file")
 
 
 def count(connection: sqlite3.Connection) -> int:
@@ -207,8 +218,8 @@ def renew(connection: sqlite3.Connection, run_id: int, lease_end_s: float) -> No
 def reopen(connection: sqlite3.Connection, run_id: int, lease_end_s: float) -> None:
     """A run goes on, also one that has reported that it ended without its target: that report is taken back."""
     connection.execute(
-        "UPDATE runs SET state = 'running', lease_end_s = ?, energy_j = NULL, time_s = NULL, finished = NULL "
-        "WHERE run_id = ? AND NOT (state = 'done' AND reached_target)",
+        "UPDATE runs SET state = 'running', lease_end_s = ?, energy_j = NULL, time_s = NULL, finished = NULL, "
+        "num_evaluations = NULL WHERE run_id = ? AND NOT (state = 'done' AND reached_target)",
         (lease_end_s, run_id),
     )
 
@@ -226,7 +237,7 @@ def write_settings(connection: sqlite3.Connection, settings: Mapping[str, Any]) 
 
 def read_settings(connection: sqlite3.Connection) -> dict[str, Any]:
     """The settings that the latest optimizer was made with; {} in a store without."""
-    if not _has(connection, "settings"):
+    if not _columns(connection, "settings"):
         return {}
     rows = connection.execute("SELECT name, value FROM settings").fetchall()
     try:
@@ -248,7 +259,7 @@ def write_profile(connection: sqlite3.Connection, batch_size: int, rows: Sequenc
 
 def read_profile(connection: sqlite3.Connection, batch_size: int) -> list[tuple[float, float, float]]:
     """(power_limit_w, time_s, energy_j) of a batch size, lowest limit first; [] where it was never profiled."""
-    if not _has(connection, "profiles"):
+    if not _columns(connection, "profiles"):
         return []
     columns = "SELECT power_limit_w, time_s, energy_j FROM profiles WHERE batch_size = ? ORDER BY power_limit_w"
     where = f"the profile of batch size {batch_size}"
@@ -266,12 +277,14 @@ def _plain(value: float | None) -> float | None:
 def finish(connection: sqlite3.Connection, run: Run) -> None:
     """Complete a suggested run. StoreError if it is unknown, has reported before, or had another size."""
     changed = connection.execute(
-        "UPDATE runs SET state = 'done', reached_target = ?, energy_j = ?, time_s = ?, "
+        "UPDATE runs SET state = 'done', reached_target = ?, energy_j = ?, time_s = ?, num_evaluations = ?, "
         "power_limit_w = coalesce(?, power_limit_w), finished = (SELECT coalesce(max(finished), 0) + 1 FROM runs) "
         "WHERE run_id = ? AND batch_size = ? AND state != 'done'",
         (
             int(run.reached_target),
-            *map(_plain, (run.energy_j, run.time_s, run.power_limit_w)),
+            *map(_plain, (run.energy_j, run.time_s)),
+            run.num_evaluations,
+            _plain(run.power_limit_w),
             run.run_id,
             int(run.batch_size),
         ),

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from earlier_stores import first_version
 
 from energy_lightning.recurring import BatchSizeOptimizer, RecurringError, StoreError, store
 
@@ -121,25 +122,6 @@ def test_a_lease_that_ran_out_frees_the_run_and_a_late_report_still_counts(tmp_p
     assert [run.state for run in other.runs()] == ["dead", "dead", "running"]
     slow.observe(size, energy_j=7.0, time_s=30.0, reached_target=True)
     assert [(run.run_id, run.energy_j) for run in other.runs() if run.state == "done"] == [(1, 7.0)]
-
-
-def first_version(path: Path) -> None:
-    """As the first version wrote it: runs only."""
-    with sqlite3.connect(path) as connection:
-        connection.execute(
-            "CREATE TABLE runs (run_id INTEGER PRIMARY KEY, batch_size INTEGER NOT NULL, state TEXT NOT NULL, "
-            "lease_end_s REAL NOT NULL, reached_target INTEGER NOT NULL DEFAULT 0, energy_j REAL, time_s REAL, "
-            "power_limit_w REAL, finished INTEGER UNIQUE)"
-        )
-        runs = [
-            (32, "done", 0.0, 1, 100.0, 1.0, 1),
-            (16, "done", 0.0, 1, 40.0, 1.0, 2),
-            (8, "dead", 0.0, 0, *[None] * 3),
-        ]
-        columns = "batch_size, state, lease_end_s, reached_target, energy_j, time_s, finished"
-        connection.executemany(f"INSERT INTO runs ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", runs)
-        connection.execute("PRAGMA application_id = 1162629698")
-        connection.execute("PRAGMA user_version = 1")
 
 
 def test_a_store_of_the_first_version_keeps_its_runs_and_learns_on(tmp_path: Path) -> None:
