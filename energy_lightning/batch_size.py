@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from energy_lightning.callbacks.attributes import BatchAttributes, loader_fault
-from energy_lightning.callbacks.job import check_alone, degrading, gpu_identity, on_rank_zero, say
+from energy_lightning.callbacks.evaluations import Evaluations
+from energy_lightning.callbacks.job import check_alone, degrading, on_rank_zero, say
 from energy_lightning.callbacks.monitored import Monitored
 from energy_lightning.callbacks.recurring_run import RecurringRun, Target, Verdict, parse_options
-from energy_lightning.callbacks.run_meter import RunMeter, Spent, gone_on, spent_by_all
+from energy_lightning.callbacks.run_meter import JobMeter, Spent
 from energy_lightning.callbacks.shared_device import DeviceChoice, gather_objects
 from energy_lightning.device import Device, has_emulated_figures
 from energy_lightning.recurring import RecurringError
@@ -103,9 +104,8 @@ class RecurringJobMixin:
         self._run_id: int | None = None
         self._resumed: Mapping[str, Any] | None = None
         self.monitored: Monitored | None = None
-        self._meter: RunMeter | None = None
-        self._rows: list[Spent] = []  # of all ranks, as of the last look
-        self._whole: Spent | None = None  # with what followed the verdict
+        self._meter: JobMeter | None = None
+        self._evaluations: Evaluations | None = None
         self._reported = self._outlived = self._asked = False
         self._last_step = self._next_look = 0
         self.spent: Spent | None = None
@@ -116,13 +116,14 @@ class RecurringJobMixin:
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Ask the store for a batch size and put it where loaders and optimizers are made from. Collective."""
-        self._active = stage == "fit" and not trainer.fast_dev_run
+        self._active = self._counting = stage == "fit" and not trainer.fast_dev_run
         if stage != "fit":
             return
         check_alone(trainer, RecurringJobMixin, "RecurringJob")
         self._clear()
         if not self._active:
             return
+        self._evaluations = Evaluations(monitor=self._target.monitor)
         self._use(trainer, pl_module, on_rank_zero(trainer, lambda: self._suggest(trainer)))
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -134,12 +135,14 @@ class RecurringJobMixin:
         resumed, run = self._resumed, self._run
         if not self._active or resumed is None:
             return
+        self._evaluations = Evaluations.resumed(self._target.monitor, resumed.get("evaluations"))
         batch_size = int(resumed["batch_size"])
         over = resumed.get("reached") == asdict(self._target)
         on_rank_zero(trainer, lambda: None if run is None else run.resume(resumed["run_id"], batch_size, over=over))
         self._use(trainer, pl_module, batch_size)
         if over:
-            self._active, self.verdict, trainer.should_stop = False, "reached", True
+            self._active = self._counting = False
+            self.verdict, trainer.should_stop = "reached", True
             say(trainer, "the run of this checkpoint has reached its target and is reported: there is nothing to train")
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -173,13 +176,22 @@ class RecurringJobMixin:
             self._next_look = trainer.global_step + self._every
             self._look(trainer, {})
 
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Whether the metric comes from the validation."""
+        if evaluations := self._counted(trainer):
+            evaluations.validation_begins(trainer.callback_metrics)
+
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Has the metric reached its target? Collective."""
+        if evaluations := self._counted(trainer):
+            evaluations.validation_ended(trainer.callback_metrics)
         if not trainer.sanity_checking:
             self._look(trainer, trainer.callback_metrics)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Has the metric reached its target? Collective."""
+        if evaluations := self._counted(trainer):
+            evaluations.epoch_ended(trainer.callback_metrics)
         self._look(trainer, trainer.callback_metrics)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
@@ -189,10 +201,11 @@ class RecurringJobMixin:
         state = self._resumed
         if self._meter is not None and self.spent is not None:  # after the first batch
             reached = asdict(self._target) if self.verdict == "reached" and self._reported else None
-            whole = self._whole if self.monitored is None else self._gather(trainer)
-            spent = self.spent if reached or whole is None else whole  # without its target all of it counts
+            whole = self._meter.read(trainer)
+            spent = self.spent if reached else whole  # without its target all of it counts
             state = {"batch_size": self.batch_size, "run_id": self._run_id, "reached": reached}
             state |= {"time_s": spent.time_s, "energy_j": spent.energy_j or 0.0}
+            state |= {"evaluations": None if self._evaluations is None else self._evaluations.state()}
         if state is not None:
             checkpoint["callbacks"][self.state_key] = state  # type: ignore[attr-defined]
 
@@ -202,14 +215,14 @@ class RecurringJobMixin:
         if self._active and self._meter is not None:
             self.verdict = "ended"
             self._report(trainer)
-        elif self.verdict == "too dear":
-            self._gather(trainer)  # for a checkpoint that is saved after the fit
+        elif self.verdict == "too dear" and self._meter is not None:
+            self._meter.read(trainer)  # for a checkpoint that is saved after the fit
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """A run that did not fit into memory is reported, any other failure is not. On rank 0 alone, no collective."""
         if self._active and self._run is not None:
             if self._meter is not None:  # also for a checkpoint that is saved hereafter
-                self.spent = self._whole = spent_by_all(gone_on(self._rows, self._meter.read()))
+                self.spent = self._meter.read_alone()
             self.verdict = self._run.fail(exception, self.spent)
         self._close()
 
@@ -239,18 +252,14 @@ class RecurringJobMixin:
         self.monitored = self._choice.scaled(self.batch_size / self.default).open(trainer, self)
         if self.monitored.note:
             say(trainer, self.monitored.note)
-        device, resumed = self.monitored.device, self._resumed or {}
-        before_s, before_j = float(resumed.get("time_s", 0.0)), float(resumed.get("energy_j", 0.0))
-        # earlier energy is the whole job's: it counts on one rank; time is the slowest rank's: it counts on all
-        before = (before_s, before_j if trainer.is_global_zero else 0.0)
-        self._meter = RunMeter(device, gpu_identity(device, trainer.global_rank), before)
-        self._meter.start()
+        device = self.monitored.device
+        self._meter = JobMeter(trainer, device, self._resumed or {})
         if self._needs_energy and not all(gather_objects(trainer, device.energy_source != "none")):
             raise RecurringError(
                 "RecurringJob: energy is not measured on every rank, so runs cannot be compared by it. Choose by time "
                 "with eta=0, or measure: device='nvidia', or an emulated one with workload=..."
             )
-        self.spent = self._gather(trainer)
+        self.spent = self._meter.read(trainer)
         run, limit_w, emulated = self._run, self.spent.limit_w, has_emulated_figures(device)
 
         def begin() -> int | None:
@@ -258,12 +267,9 @@ class RecurringJobMixin:
 
         self._run_id = on_rank_zero(trainer, begin)
 
-    def _gather(self, trainer: Any) -> Spent:
-        """What all ranks have spent together. Collective."""
-        assert self._meter is not None
-        self._rows = gather_objects(trainer, self._meter.read())
-        self._whole = spent_by_all(self._rows)
-        return self._whole
+    def _counted(self, trainer: Any) -> Evaluations | None:
+        """Where evaluations are counted now: what follows the target, a sanity check and validate() do not count."""
+        return self._evaluations if self._counting and not trainer.sanity_checking else None
 
     def _look(self, trainer: Any, metrics: Mapping[str, Any]) -> None:
         """What the run has cost, whether it is there, whether it goes on; the report where it is over. Collective.
@@ -272,7 +278,7 @@ class RecurringJobMixin:
         """
         if not self._active or self._meter is None:
             return
-        spent, run = self._gather(trainer), self._run
+        spent, run = self._meter.read(trainer), self._run
         self.spent = spent
         self.verdict = on_rank_zero(trainer, lambda: "going on" if run is None else run.judge(metrics, spent))
         if self.verdict != "going on":
@@ -291,8 +297,10 @@ class RecurringJobMixin:
         """Collective."""
         assert self.spent is not None
         spent, run, verdict, metrics = self.spent, self._run, self.verdict, trainer.callback_metrics
-        ended = on_rank_zero(trainer, lambda: (False, "") if run is None else run.end(verdict, metrics, spent))
-        self._active, self._reported = False, ended[0]
+        reached, evaluations = verdict == "reached", self._evaluations
+        num = None if evaluations is None else evaluations.completed(metrics, reached=reached)
+        ended = on_rank_zero(trainer, lambda: (False, "") if run is None else run.end(verdict, metrics, spent, num))
+        self._active, self._reported, self._counting = False, ended[0], self._counting and not reached
         say(trainer, ended[1])
 
     def _close(self) -> None:

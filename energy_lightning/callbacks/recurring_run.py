@@ -142,10 +142,13 @@ class RecurringRun:
             return "going on"
         return "too dear" if dear else "going on"
 
-    def end(self, verdict: Verdict, metrics: Mapping[str, Any], spent: Spent) -> tuple[bool, str]:
+    def end(
+        self, verdict: Verdict, metrics: Mapping[str, Any], spent: Spent, num_evaluations: int | None
+    ) -> tuple[bool, str]:
         """Report a run that is over; whether the store was told, and a line about it.
 
         Not reported: one that ended by itself and never logged `monitor`, and one that could not be measured.
+        `num_evaluations` as in BatchSizeOptimizer.observe.
         """
         unknown = spent.energy_j is None and self._optimizer.cost.eta > 0.0
         if verdict == "ended" and (missing := self._target.missing(metrics)):
@@ -155,7 +158,7 @@ class RecurringRun:
         if fault is not None:
             self.abandon()
             return False, f"the run is not reported: {fault}"
-        return self._report(verdict, spent)
+        return self._report(verdict, spent, num_evaluations)
 
     def fail(self, error: BaseException, spent: Spent | None) -> Verdict:
         """Training ends by an error: of a run that did not fit into memory the store is told what is known of its cost.
@@ -174,32 +177,23 @@ class RecurringRun:
             return "out of memory"
         spent = spent or Spent(gpu=0.0, time_s=0.0, energy_j=None, limit_w=None, void_s=0.0)
         time_s = spent.time_s if spent.time_s > 0.0 else self._clock_s() - self._start_s
-        self._say(self._report("out of memory", replace(spent, time_s=time_s))[1])
+        self._say(self._report("out of memory", replace(spent, time_s=time_s), None)[1])
         return "out of memory"
 
-    def _report(self, verdict: Verdict, spent: Spent) -> tuple[bool, str]:
-        fault = self._observe(spent.energy_j or 0.0, spent.time_s, reached=verdict == "reached")
-        return fault is None, fault or told(self.batch_size, verdict, spent, emulated=bool(self._emulated))
-
-    def _observe(self, energy_j: float, time_s: float, *, reached: bool) -> str | None:
-        """Why the store could not be told, or None."""
-        emulated = bool(self._emulated)
+    def _report(self, verdict: Verdict, spent: Spent, num_evaluations: int | None) -> tuple[bool, str]:
+        report: dict[str, Any] = {"energy_j": spent.energy_j or 0.0, "time_s": spent.time_s}
+        report |= {"reached_target": verdict == "reached"}
+        report |= {} if num_evaluations is None else {"num_evaluations": num_evaluations}
+        report |= {"emulated": True} if self._emulated else {}
         try:
-            self._optimizer.observe(
-                self.batch_size,
-                energy_j=energy_j,
-                time_s=time_s,
-                reached_target=reached,
-                emulated=emulated,
-            )
+            self._optimizer.observe(self.batch_size, **report)
         except RecurringError as error:
-            figures = f"energy_j={energy_j!r}, time_s={time_s!r}, reached_target={reached}"
-            figures += ", emulated=True" if emulated else ""
-            return (
+            figures = ", ".join(f"{name}={value!r}" for name, value in report.items())
+            return False, (
                 f"the run is not reported: {error}. To report it later: "
                 f"BatchSizeOptimizer.of_store({str(self._path)!r}).observe({self.batch_size}, {figures})"
             )
-        return None
+        return True, told(self.batch_size, verdict, spent, emulated=bool(self._emulated))
 
     def abandon(self) -> None:
         """It says nothing of its batch size."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from energy_lightning.callbacks.job import FAILURES
+from energy_lightning.callbacks.job import FAILURES, gpu_identity
+from energy_lightning.callbacks.shared_device import gather_objects
 from energy_lightning.measure import EnergyMeter, WindowReading, sum_over_gpus
 
 
@@ -129,3 +130,37 @@ def spent_by_all(rows: Sequence[Spent]) -> Spent:
         limit_w=sum(limits.values()) if len(limits) == len({row.gpu for row in rows}) else None,
         void_s=max(row.void_s for row in rows),
     )
+
+
+class JobMeter:
+    """Time and energy of all ranks together, from here on.
+
+    Args:
+        trainer: whose ranks.
+        device: this rank's.
+        before: `time_s` and `energy_j` of the whole job in processes before this one; {} where there were none.
+    """
+
+    def __init__(self, trainer: Any, device: Any, before: Mapping[str, Any]) -> None:
+        before_s, before_j = float(before.get("time_s", 0.0)), float(before.get("energy_j", 0.0))
+        # earlier energy is the whole job's: it counts on one rank; time is the slowest rank's: it counts on all
+        own_j = before_j if trainer.is_global_zero else 0.0
+        self._own = RunMeter(device, gpu_identity(device, trainer.global_rank), (before_s, own_j))
+        self._own.start()
+        self._closed, self._rows = False, list[Spent]()  # of all ranks, as of the last look
+
+    def read(self, trainer: Any) -> Spent:
+        """What was spent until now, or until it was closed. Collective unless closed."""
+        if not self._closed:
+            self._rows = gather_objects(trainer, self._own.read())
+        return spent_by_all(self._rows)
+
+    def read_alone(self) -> Spent:
+        """The same without asking the other ranks, one of which may have failed."""
+        self._rows = gone_on(self._rows, self._own.read())
+        return spent_by_all(self._rows)
+
+    def close(self) -> None:
+        """End. Idempotent."""
+        self._closed = True
+        self._own.close()

@@ -19,8 +19,9 @@ RUNS = [(32, 100.0, 10.0, True), (16, 60.0, 8.0, True), (64, 150.0, 9.0, False),
 def store_of(folder: Path, *, emulated: bool = False, runs: Any = RUNS) -> Path:
     path = folder / "job.sqlite"
     optimizer = JointOptimizer([16, 32, 64], default=32, max_power_w=10.0, store=path)
-    for size, energy_j, time_s, reached in runs:
-        optimizer.observe(size, energy_j=energy_j, time_s=time_s, reached_target=reached, emulated=emulated)
+    for index, (size, energy_j, time_s, reached) in enumerate(runs):
+        figures = {"energy_j": energy_j, "time_s": time_s, "num_evaluations": 5 + index if reached else None}
+        optimizer.observe(size, **figures, reached_target=reached, emulated=emulated)
     return path
 
 
@@ -48,7 +49,9 @@ def test_state_savings_picture_and_tables(tmp_path: Path, capsys: pytest.Capture
         ("64", "1", "0", "False"),
     ]
     assert [row["batch_size"] for row in beliefs if row["is_best"] == "True"] == ["16"]
-    assert [float(row["cost_j"]) for row in rows_of(tmp_path / "out" / "runs.csv")] == [100.0, 70.0, 120.0, 72.0]
+    listed = rows_of(tmp_path / "out" / "runs.csv")
+    assert [float(row["cost_j"]) for row in listed] == [100.0, 70.0, 120.0, 72.0]
+    assert [row["num_evaluations"] for row in listed] == ["5", "6", "", "8"]
     assert [row["is_best"] for row in rows_of(tmp_path / "out" / "profiles.csv")] == ["False", "True"]
     assert (tmp_path / "out" / "recurring.png").read_bytes().startswith(b"\x89PNG")
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())

@@ -245,8 +245,8 @@ def test_a_store_that_fails_meanwhile_ends_no_training_and_the_figures_are_told(
         "training goes on, however dear it gets",
         "the run is not reported",
     ]
-    figures = f"observe(32, energy_j={NEEDED[32] * POWER_W!r}, time_s={float(NEEDED[32])!r}, reached_target=True)"
-    assert figures in lines[-1]
+    figures = f"observe(32, energy_j={NEEDED[32] * POWER_W!r}, time_s={float(NEEDED[32])!r}, reached_target=True"
+    assert f"{figures}, num_evaluations=6)" in lines[-1]  # validated every ten steps
     assert store.read_text() == "not a database\n" * 100
 
 

@@ -127,7 +127,7 @@ def test_two_ranks_run_one_size_and_report_once(tmp_path: Path, monkeypatch: pyt
         barrier.wait()
         return values
 
-    for module in ("batch_size", "callbacks.shared_device"):
+    for module in ("batch_size", "callbacks.run_meter", "callbacks.shared_device"):
         monkeypatch.setattr(
             f"energy_lightning.{module}.gather_objects", lambda trainer, own: exchange(trainer.global_rank, own)
         )
@@ -145,7 +145,7 @@ def test_two_ranks_run_one_size_and_report_once(tmp_path: Path, monkeypatch: pyt
     for thread in threads:
         thread.join()
     (run,) = runs(tmp_path)
-    assert (run.batch_size, run.reached_target, run.time_s) == (32, True, NEEDED[32])
+    assert (run.batch_size, run.reached_target, run.time_s, run.num_evaluations) == (32, True, NEEDED[32], 6)
     assert run.energy_j == pytest.approx(2 * NEEDED[32] * POWER_W)
     assert BatchSizeOptimizer.of_store(tmp_path / "job.sqlite").cost.max_power_w == 800.0
     assert [trainer.global_step for trainer in trainers] == [NEEDED[32]] * 2
