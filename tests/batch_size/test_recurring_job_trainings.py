@@ -127,9 +127,10 @@ def test_two_ranks_run_one_size_and_report_once(tmp_path: Path, monkeypatch: pyt
         barrier.wait()
         return values
 
-    for module in ("batch_size", "callbacks.run_meter", "callbacks.shared_device"):
+    for module in ("job_run", "run_meter", "shared_device"):
         monkeypatch.setattr(
-            f"energy_lightning.{module}.gather_objects", lambda trainer, own: exchange(trainer.global_rank, own)
+            f"energy_lightning.callbacks.{module}.gather_objects",
+            lambda trainer, own: exchange(trainer.global_rank, own),
         )
     trainers = []
     for rank in range(2):

@@ -1,0 +1,148 @@
+"""A run of a recurring job on all ranks: what it has cost, whether it is there, and its report, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from energy_lightning.callbacks.evaluations import Evaluations
+from energy_lightning.callbacks.job import on_rank_zero, say
+from energy_lightning.callbacks.recurring_run import RecurringRun, Target, Verdict
+from energy_lightning.callbacks.run_meter import JobMeter, Spent
+from energy_lightning.callbacks.shared_device import gather_objects
+from energy_lightning.device import Device, has_emulated_figures
+from energy_lightning.recurring import RecurringError
+
+
+class JobRun:
+    """Every rank has one; the verdict is rank 0's, which alone has a RecurringRun and so touches the store.
+
+    Attributes:
+        active: whether a verdict is still to come.
+        resumed: state of the checkpoint that it goes on from.
+        spent: the whole job's, as of the last look; once the verdict is there, as of then. None before the first batch.
+        verdict: rank 0's.
+    """
+
+    def __init__(self, target: Target, *, active: bool) -> None:
+        self.active, self._target = active, target
+        self.resumed: Mapping[str, Any] | None = None
+        self.spent: Spent | None = None
+        self.verdict: Verdict = "going on"
+        self._run: RecurringRun | None = None  # on rank 0
+        self._run_id: int | None = None
+        self._meter: JobMeter | None = None
+        self._evaluations: Evaluations | None = Evaluations(monitor=target.monitor)
+        self._reported, self._closed = False, not active
+
+    @property
+    def opened(self) -> bool:
+        """Whether its first batch has begun."""
+        return self._meter is not None
+
+    def suggest(self, trainer: Any, make: Callable[[], RecurringRun]) -> int:
+        """The batch size that the store suggests. Collective."""
+
+        def ask() -> int:
+            self._run = make()
+            return self._run.batch_size
+
+        return on_rank_zero(trainer, ask)
+
+    def resume(self, trainer: Any, state: Mapping[str, Any]) -> int:
+        """Go on with a checkpoint's run; its batch size. It is over where it had reached this target. Collective."""
+        run, batch_size, over = self._run, int(state["batch_size"]), state.get("reached") == asdict(self._target)
+        self._evaluations = Evaluations.resumed(self._target.monitor, state.get("evaluations"))
+        on_rank_zero(trainer, lambda: None if run is None else run.resume(state["run_id"], batch_size, over=over))
+        if over:
+            self.active, self.verdict = False, "reached"
+        return batch_size
+
+    def open(self, trainer: Any, device: Device, *, needs_energy: bool) -> None:
+        """Its first batch begins on this rank's `device`. Collective."""
+        self._meter = JobMeter(trainer, device, self.resumed or {})
+        if needs_energy and not all(gather_objects(trainer, device.energy_source != "none")):
+            raise RecurringError(
+                "RecurringJob: energy is not measured on every rank, so runs cannot be compared by it. Choose by time "
+                "with eta=0, or measure: device='nvidia', or an emulated one with workload=..."
+            )
+        self.spent = self._meter.read(trainer)
+        run, limit_w, emulated = self._run, self.spent.limit_w, has_emulated_figures(device)
+
+        def begin() -> int | None:
+            return None if run is None else run.begin(max_power_w=limit_w, emulated=emulated)
+
+        self._run_id = on_rank_zero(trainer, begin)
+
+    def counted(self, trainer: Any) -> Evaluations | None:
+        """Its evaluations where they count: not in the sanity check, once it is there, or in validate() after it."""
+        counts = not (trainer.sanity_checking or self._closed or self.verdict == "reached")
+        return self._evaluations if counts else None
+
+    def look(self, trainer: Any, metrics: Mapping[str, Any]) -> None:
+        """What the run has cost, whether it is there, whether it goes on; the report where it is over. Collective.
+
+        Lightning heeds `should_stop` only after the Trainer's min_steps and min_epochs.
+        """
+        if not self.active or self._meter is None:
+            return
+        spent, run = self._meter.read(trainer), self._run
+        self.spent = spent
+        self.verdict = on_rank_zero(trainer, lambda: "going on" if run is None else run.judge(metrics, spent))
+        if self.verdict != "going on":
+            trainer.should_stop = True
+            self._report(trainer)
+
+    def end(self, trainer: Any) -> None:
+        """Training is over, maybe without a verdict. Collective."""
+        self.look(trainer, trainer.callback_metrics)  # a metric may have been logged since
+        if self.active and self._meter is not None:
+            self.verdict = "ended"
+            self._report(trainer)
+        elif self.verdict == "too dear" and self._meter is not None:
+            self._meter.read(trainer)  # for a checkpoint that is saved after the fit
+
+    def fail(self, error: BaseException) -> None:
+        """Training ends by an error. On rank 0 alone, no collective."""
+        if self.active and self._run is not None:
+            if self._meter is not None:  # also for a checkpoint that is saved hereafter
+                self.spent = self._meter.read_alone()
+            self.verdict = self._run.fail(error, self.spent)
+
+    def abandon(self) -> None:
+        """There was nothing to train."""
+        if self.active and self._run is not None:
+            self._run.abandon()
+
+    def state(self, trainer: Any, batch_size: int | None) -> Mapping[str, Any] | None:
+        """What the whole job has spent, for a checkpoint; None where there is nothing to go on with. Collective."""
+        if self._meter is None or self.spent is None:  # before the first batch
+            return self.resumed
+        reached = asdict(self._target) if self.verdict == "reached" and self._reported else None
+        whole = self._meter.read(trainer)
+        spent = self.spent if reached else whole  # without its target all of it counts
+        return {
+            "batch_size": batch_size,
+            "run_id": self._run_id,
+            "reached": reached,
+            "time_s": spent.time_s,
+            "energy_j": spent.energy_j or 0.0,
+            "evaluations": None if self._evaluations is None else self._evaluations.state(),
+        }
+
+    def close(self) -> None:
+        """End measuring. Idempotent."""
+        self.active, self._closed = False, True
+        if self._meter is not None:
+            self._meter.close()
+
+    def _report(self, trainer: Any) -> None:
+        """Collective."""
+        assert self.spent is not None
+        spent, run, verdict, metrics = self.spent, self._run, self.verdict, trainer.callback_metrics
+        evaluations, reached = self._evaluations, verdict == "reached"
+        num = None if evaluations is None else evaluations.completed(metrics, reached=reached)
+        ended = on_rank_zero(trainer, lambda: (False, "") if run is None else run.end(verdict, metrics, spent, num))
+        self.active, self._reported = False, ended[0]
+        say(trainer, ended[1])
