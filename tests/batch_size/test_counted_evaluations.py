@@ -221,3 +221,10 @@ def test_a_metric_that_is_there_before_a_validation_does_not_come_from_it() -> N
     again = Evaluations.resumed("loss", validated.state())
     assert again == validated
     assert Evaluations.resumed("loss", None) is None
+
+
+def test_what_min_steps_adds_to_a_run_that_is_there_is_not_counted_for_another_target(tmp_path: Path) -> None:
+    """Neither is what it costs: a resumed run with another target goes on from the verdict."""
+    train(tmp_path, 20, job=VALIDATED, min_steps=40, checkpoints=Saves(tmp_path))
+    train(tmp_path, 1000, job={**VALIDATED, "target": -1.0}, resumed=tmp_path / "40-epoch.ckpt", max_epochs=6)
+    assert (last_run(tmp_path).time_s, last_run(tmp_path).num_evaluations) == (24.0 + 8.0, 3 + 1)
