@@ -108,7 +108,8 @@ def load(data: Path, gpu: str, dataset: str, optimizer: str, target: float, defa
 def one_run(arm: int, epochs: float, epoch_cost: float, least: float | None) -> Outcome:
     """A run that may be stopped at the end of the epoch that passes BETA x the least cost so far."""
     limit = MAX_EPOCHS if least is None else min(MAX_EPOCHS, math.floor(BETA * least / epoch_cost) + 1)
-    return Outcome(arm=arm, cost=min(epochs, limit) * epoch_cost, reached=epochs <= limit)
+    count = int(min(epochs, limit))
+    return Outcome(arm=arm, cost=count * epoch_cost, reached=epochs <= limit, num_evaluations=count)
 
 
 def replay(job: Job, choose: Choose, draws: np.ndarray, seed: int) -> tuple[np.ndarray, list[int], View]:

@@ -62,8 +62,8 @@ def run_of(arm: int, epochs: float, first: float, later: float, least: float | N
     most = MAX_EPOCHS
     if least is not None:
         most = min(MAX_EPOCHS, max(1.0, math.floor((BETA * least - first) / later) + 2))
-    count = min(epochs, most)
-    return Outcome(arm=arm, cost=first + (count - 1) * later, reached=epochs <= most)
+    count = int(min(epochs, most))
+    return Outcome(arm=arm, cost=first + (count - 1) * later, reached=epochs <= most, num_evaluations=count)
 
 
 class Ours:

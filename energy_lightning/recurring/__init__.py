@@ -1,4 +1,4 @@
-"""Recurring jobs and power limits, as in Zeus and beyond (floor 1: numpy and the standard library's sqlite3)."""
+"""Recurring jobs and power limits, as in Zeus and beyond (floor 1: numpy, scipy and the standard library's sqlite3)."""
 
 from energy_lightning.recurring.errors import (
     RecurringError,

@@ -1,0 +1,116 @@
+"""Beliefs from runs that tell how many evaluations they took (floor 1): a run costs so many times one evaluation.
+
+Cost is split as in Zeus (You et al., NSDI 2023, section 4.1), where a power limit changes one factor only: the cost up
+to one evaluation (validation, epoch) is nearly exact after one run, the number of them is a small whole one and often
+the same in every run of a size. Taken for a continuous cost this looks like certainty, or like a jump by a quarter; as
+a quantity rounded up (`rounded`) it says how near to the edge a size is, and its neighbours say it too. So equal runs
+of one size are no proof that another's are equal, and a rare extra evaluation moves a belief by what it is worth.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from energy_lightning.recurring.beliefs import Beliefs, Curve, Floats, octaves_of, same_limit
+from energy_lightning.recurring.rounded import NumberPrior, Seen, beliefs_of_number
+from energy_lightning.recurring.runs import View
+
+_LEAST_J = float(np.finfo(float).tiny)
+_MOST = 36.0  # log of more evaluations than any run takes
+
+
+def _cost_curve() -> Curve:
+    return Curve(level=2.0, slope=0.25, smooth=0.5, length_octaves=4.0, rough=0.015)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountPrior:
+    """Standard deviations of logarithms: see benchmarks/RESULTS.md for on what they were chosen.
+
+    `one`: the cost of one evaluation over batch sizes; `jitter`: its deviation between runs of a size, which counts
+    for `jitter_runs` of them; `limit_shift`, `limit_arm`: what another power limit changes in it, for all sizes alike
+    and for each; `missed_runs`: runs that the prior chance of a miss, none, counts for.
+    """
+
+    number: NumberPrior = field(default_factory=NumberPrior)
+    one: Curve = field(default_factory=_cost_curve)
+    jitter: float = 0.01
+    jitter_runs: float = 4.0
+    limit_shift: float = 0.3
+    limit_arm: float = 0.05
+    missed_runs: float = 2.0
+
+
+def counted(view: View) -> bool:
+    """Whether a run of the view tells its number, without which its cost cannot be split."""
+    return any(outcome.num_evaluations is not None for outcome in view.outcomes)
+
+
+def beliefs(view: View, prior: CountPrior) -> Beliefs:
+    """From finished runs, of which one at least tells its number of evaluations."""
+    one, one_covariance, jitter = _cost_of_one(view, prior)
+    number = beliefs_of_number(_seen(view, one, prior.number), octaves_of(view), prior.number)
+    chance, doubt = _chance_of_a_miss(view, prior)
+    return Beliefs(
+        expected=one + number.expected + 2.0 * chance,  # stopped at twice the least cost, and the job runs again
+        covariance=one_covariance + number.covariance + np.diag(4.0 * doubt + 1e-12),
+        noise=number.noise + jitter,
+    )
+
+
+def _chance_of_a_miss(view: View, prior: CountPrior) -> tuple[Floats, Floats]:
+    """(a,) chance that a run misses the target, and its variance.
+
+    A size that never reached it and once broke off before it had cost what a run needs (out of memory, say) is sure to.
+    """
+    least = view.least_cost() or 0.0
+    runs, missed, broken = (np.zeros(len(view.batch_sizes)) for _ in range(3))
+    for outcome in view.outcomes:
+        runs[outcome.arm] += 1.0
+        missed[outcome.arm] += not outcome.reached
+        broken[outcome.arm] += not outcome.reached and outcome.cost < least
+    chance = missed / (runs + prior.missed_runs)
+    doubt = chance * (1.0 - chance) / (runs + prior.missed_runs)
+    hopeless = (missed == runs) & (broken > 0.0)
+    return np.where(hopeless, 1.0, chance), np.where(hopeless, 0.0, doubt)
+
+
+def _cost_of_one(view: View, prior: CountPrior) -> tuple[Floats, Floats, float]:
+    """Mean (a,) and covariance (a, a) of e under the view's power limit, and its variance between runs."""
+    told = [index for index, outcome in enumerate(view.outcomes) if outcome.num_evaluations is not None]
+    outcomes = [view.outcomes[index] for index in told]
+    arm = np.array([outcome.arm for outcome in outcomes])
+    # a missed run stopped somewhere before its next evaluation
+    late = np.array([0.0 if outcome.reached else 0.5 for outcome in outcomes])
+    number = np.array([outcome.num_evaluations for outcome in outcomes], float) + late
+    cost = np.maximum([outcome.cost for outcome in outcomes], _LEAST_J)
+    y = np.log(cost / number)
+    limits = [outcome.power_limit_w for outcome in outcomes]
+    squares, freedom = 0.0, 0
+    for cell in set(zip(arm, limits, late, strict=True)):
+        repeats = y[[one == cell for one in zip(arm, limits, late, strict=True)]]
+        squares += float(((repeats - repeats.mean()) ** 2).sum())
+        freedom += len(repeats) - 1
+    jitter = (prior.jitter_runs * prior.jitter**2 + squares) / (prior.jitter_runs + freedom)
+    shared = prior.one.covariance(octaves_of(view))
+    special = prior.limit_shift**2 + prior.limit_arm**2 * np.eye(len(shared))
+    same = same_limit(view)[np.ix_([*told, -1], [*told, -1])]
+    between = shared[arm] + special[arm] * same[-1, :-1, None]
+    seen = shared[np.ix_(arm, arm)] + special[np.ix_(arm, arm)] * same[:-1, :-1]
+    gain = np.linalg.solve(seen + np.diag(jitter + (0.6 * late / number) ** 2), between).T
+    centre = y.mean()
+    return centre + gain @ (y - centre), shared + special - gain @ between, jitter
+
+
+def _seen(view: View, one: Floats, prior: NumberPrior) -> Seen:
+    """Equal runs together; one without a number is given what fits its cost."""
+    rows: Counter[tuple[int, int, bool]] = Counter()
+    for outcome in view.outcomes:
+        fitting = round(float(np.exp(np.clip(np.log(max(outcome.cost, _LEAST_J)) - one[outcome.arm], 0.0, _MOST))))
+        rows[outcome.arm, outcome.num_evaluations or fitting, outcome.reached] += 1
+    arm, number, reached = (np.array(column) for column in zip(*rows, strict=True))
+    times = np.array(list(rows.values()), float)
+    return Seen.of(arm, number.astype(float), reached, times, np.array(prior.spreads))

@@ -1,0 +1,56 @@
+"""The default policy: when a new size is tried, and how runs are shared among known ones."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from energy_lightning.recurring import learned
+from energy_lightning.recurring.runs import Outcome, View
+
+ARMS = [8, 16, 32, 64, 128]
+
+
+def runs_of(costs: dict[int, list[float]]) -> list[Outcome]:
+    return [Outcome(arm=ARMS.index(size), cost=cost, reached=True) for size, own in costs.items() for cost in own]
+
+
+def drawn(known: list[Outcome], **prior: float) -> list[int]:
+    """What is run next by 200 generators when no new size is worth a try."""
+    view = View(batch_sizes=tuple(ARMS), default=2, outcomes=known)
+    chosen = learned.Prior(horizon=1.0, **prior)
+    return [ARMS[learned.suggest(view, np.random.default_rng(seed), chosen)] for seed in range(200)]
+
+
+def test_a_size_is_tried_while_it_may_pay_and_no_longer() -> None:
+    """Known neighbours: falling costs draw the walk on, rising ones end it; a short horizon explores nothing."""
+
+    def next_arm(costs: list[float], horizon: float) -> int:
+        known = [Outcome(arm=arm, cost=cost, reached=True) for arm, cost in enumerate(costs) for _ in range(3)]
+        view = View(batch_sizes=tuple(ARMS), default=2, outcomes=known)
+        prior = learned.Prior(horizon=horizon, boldness=0.0, rounds=0.0)
+        return learned.suggest(view, np.random.default_rng(0), prior)
+
+    assert next_arm([400.0, 200.0, 100.0], 60.0) == 3
+    assert next_arm([100.0, 200.0, 400.0], 60.0) == 0
+    assert next_arm([104.0, 100.0, 102.0], 1.0) == 1
+
+
+def test_one_unlucky_run_of_a_size_does_not_decide_for_ever() -> None:
+    """64 cost as much in its only run: it is run again in some recurrences, but 128, far dearer, in none."""
+    sizes = drawn(runs_of({16: [190.0], 32: [100.0, 101.0, 102.0] * 6, 64: [100.0], 128: [190.0]}))
+    assert 10 < sizes.count(64) < 120
+    assert sizes.count(32) + sizes.count(64) == 200
+
+
+def test_once_the_allowance_is_spent_draws_keep_to_what_is_believed() -> None:
+    """The same beliefs, but for how many dear runs were made."""
+
+    def share(dear_runs: int, **prior: float) -> float:
+        dear = {size: [190.0] * dear_runs for size in (16, 128)}
+        sizes = drawn(runs_of({32: [100.0, 101.0, 102.0] * 6, 64: [100.0], **dear}), **prior)
+        return sizes.count(64) / len(sizes)
+
+    assert share(5, rounds=1.5) < 0.5 * share(1, rounds=1.5)
+    assert share(5, rounds=1.5, boldness=0.0) == 0.0
+    assert share(1, rounds=1.5, boldness=0.0) > 0.05
+    assert share(1, rounds=0.0, boldness=0.0) == 0.0
