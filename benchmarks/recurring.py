@@ -181,7 +181,8 @@ def compare(job: Job, seeds: Sequence[int], recurrences: int) -> list[str]:
     regret: dict[str, list[float]] = {}
     after: dict[str, list[float]] = {}
     peak: dict[str, list[tuple[float, bool]]] = {}
-    start, usual = 2 * len(job.batch_sizes), job.default_epoch_cost * mean[job.default] / job.epoch_cost[job.default]
+    start = min(2 * len(job.batch_sizes), recurrences)
+    usual = job.default_epoch_cost * mean[job.default] / job.epoch_cost[job.default]
     good: dict[str, int] = {}
     unwise: dict[str, int] = {}
     for seed in seeds:
@@ -218,7 +219,8 @@ def compare(job: Job, seeds: Sequence[int], recurrences: int) -> list[str]:
 
 def later_is_more(sums: np.ndarray, start: int) -> bool:
     """Whether running sums ever pass what they had reached before `start` (0 at least)."""
-    return bool(sums[start:].max() > max(0.0, float(sums[:start].max())) + 1e-9)
+    later = float(sums[start:].max(initial=-math.inf))
+    return later > max(0.0, float(sums[:start].max())) + 1e-9
 
 
 def _row(job: Job, name: str, own: Sequence[float], peer: Sequence[float], good: int | None) -> str:
