@@ -49,9 +49,52 @@ def octaves_of(view: View) -> Floats:
     return octaves
 
 
-def same_limit(view: View) -> Floats:
-    """(n + 1, n + 1) 1.0 where two runs had one power limit; the last row is the limit asked for."""
-    limits = [outcome.power_limit_w for outcome in view.outcomes] + [view.power_limit_w]
-    kinds = np.array([limits.index(limit) for limit in limits])
-    same: Floats = np.equal.outer(kinds, kinds).astype(float)
-    return same
+def limits_of(view: View) -> NDArray[np.intp]:
+    """(n + 1,) which power limit each run had, as a number; the last one is that of the limit asked for."""
+    numbers: dict[float | None, int] = {}
+    limits = [*(outcome.power_limit_w for outcome in view.outcomes), view.power_limit_w]
+    return np.array([numbers.setdefault(limit, len(numbers)) for limit in limits], dtype=np.intp)
+
+
+def strays(cell: NDArray[np.intp], y: Floats) -> tuple[NDArray[np.intp], Floats, Floats]:
+    """(c,) one run of each cell, the sum of squares of its y about their mean, and the degrees of freedom."""
+    _, first, place = np.unique(cell, return_index=True, return_inverse=True)
+    runs = np.bincount(place).astype(float)
+    away = y - (np.bincount(place, y) / runs)[place]
+    squares: Floats = np.bincount(place, away**2).astype(float)
+    return first, squares, runs - 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pooled:
+    """Runs of one arm under one limit as one, whose noise is theirs together: a Gaussian curve learns as much from it.
+
+    All (c,): `arm`, `limit` as a number, `y` what was seen, `noise` its variance.
+    """
+
+    arm: NDArray[np.intp]
+    limit: NDArray[np.intp]
+    y: Floats
+    noise: Floats
+
+    @classmethod
+    def of(cls, arm: NDArray[np.intp], limit: NDArray[np.intp], y: Floats, noise: Floats) -> Pooled:
+        """Of runs, all (n,)."""
+        cells, place = np.unique(np.stack([arm, limit]), axis=1, return_inverse=True)
+        precision = np.bincount(place, 1.0 / noise)
+        return cls(arm=cells[0], limit=cells[1], y=np.bincount(place, y / noise) / precision, noise=1.0 / precision)
+
+    def on_curve(self, shared: Floats, special: Floats, now: int) -> tuple[Floats, Floats]:
+        """Mean (a,) and covariance (a, a) under the limit `now` of a curve of mean 0.
+
+        Its covariance is `shared` (a, a) between limits and `special` (a, a) more under one.
+        """
+        own = special[self.arm]
+        across = shared[self.arm] + own * (self.limit == now)[:, None]
+        among = shared[np.ix_(self.arm, self.arm)] + own[:, self.arm] * np.equal.outer(self.limit, self.limit)
+        return self.on_gaussian(shared + special, across, among)
+
+    def on_gaussian(self, covariance: Floats, across: Floats, among: Floats) -> tuple[Floats, Floats]:
+        """As `on_curve`: y less its noise has covariances `across` (c, a) with the curve and `among` (c, c)."""
+        gain = np.linalg.solve(among + np.diag(self.noise), across).T
+        return gain @ self.y, covariance - gain @ across

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from energy_lightning.recurring.beliefs import Beliefs, Curve, Floats, octaves_of, same_limit
+from energy_lightning.recurring.beliefs import Beliefs, Curve, Floats, Pooled, limits_of, octaves_of, strays
 from energy_lightning.recurring.runs import Outcome, View
 
 
@@ -49,15 +49,12 @@ def beliefs(view: View, prior: CostPrior) -> Beliefs:
 def posterior(view: View, prior: CostPrior) -> tuple[Floats, Floats]:
     """Mean (a,) and covariance (a, a) of f under the view's power limit, given its finished runs (one at least)."""
     arm, y = _observed(view)
-    shared, same = prior.curve.covariance(octaves_of(view)), same_limit(view)
+    limits, shared = limits_of(view), prior.curve.covariance(octaves_of(view))
     special = prior.limit_shift**2 + prior.limit_arm**2 * np.eye(len(shared))
-    now = same[-1]  # (n + 1,): which runs were made under the limit asked for
-    between = shared[arm] + special[arm] * now[:-1, None]  # (n, a)
-    seen = shared[np.ix_(arm, arm)] + special[np.ix_(arm, arm)] * same[:-1, :-1]
-    seen = seen + np.diag(noise_by_arm(view, prior)[arm])
-    gain = np.linalg.solve(seen, between).T  # (a, n)
     centre = y.mean()
-    return centre + gain @ (y - centre), shared + special - gain @ between
+    pooled = Pooled.of(arm, limits[:-1], y - centre, noise_by_arm(view, prior)[arm])
+    mean, covariance = pooled.on_curve(shared, special, int(limits[-1]))
+    return centre + mean, covariance
 
 
 def noise_by_arm(view: View, prior: CostPrior) -> Floats:
@@ -66,14 +63,9 @@ def noise_by_arm(view: View, prior: CostPrior) -> Floats:
     Not towards other arms': many measured sizes take equally many epochs in every run, their neighbours do not. Runs of
     one arm under different power limits are no repeats of each other.
     """
-    arm, y = _observed(view)
-    limits = [outcome.power_limit_w for outcome in view.outcomes]
-    cell = np.array([arm[index] + len(view.batch_sizes) * limits.index(limit) for index, limit in enumerate(limits)])
-    squares, freedom = np.zeros(len(view.batch_sizes)), np.zeros(len(view.batch_sizes))
-    for one in np.unique(cell):
-        repeats = y[cell == one]
-        squares[one % len(view.batch_sizes)] += ((repeats - repeats.mean()) ** 2).sum()
-        freedom[one % len(view.batch_sizes)] += len(repeats) - 1
+    (arm, y), arms = _observed(view), len(view.batch_sizes)
+    one, within, repeats = strays(arm + arms * limits_of(view)[:-1], y)
+    squares, freedom = (np.bincount(arm[one], each, minlength=arms) for each in (within, repeats))
     by_arm: Floats = (prior.noise_runs * prior.noise**2 + squares) / (prior.noise_runs + freedom)
     return by_arm
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from energy_lightning.recurring.beliefs import Beliefs, Curve, Floats, octaves_of, same_limit
+from energy_lightning.recurring.beliefs import Beliefs, Curve, Floats, Pooled, limits_of, octaves_of, strays
 from energy_lightning.recurring.rounded import NumberPrior, Seen, beliefs_of_number
 from energy_lightning.recurring.runs import View
 
@@ -88,21 +88,15 @@ def _cost_of_one(view: View, prior: CountPrior) -> tuple[Floats, Floats, float]:
     number = np.array([outcome.num_evaluations for outcome in outcomes], float) + late
     cost = np.maximum([outcome.cost for outcome in outcomes], _LEAST_J)
     y = np.log(cost / number)
-    limits = [outcome.power_limit_w for outcome in outcomes]
-    squares, freedom = 0.0, 0
-    for cell in set(zip(arm, limits, late, strict=True)):
-        repeats = y[[one == cell for one in zip(arm, limits, late, strict=True)]]
-        squares += float(((repeats - repeats.mean()) ** 2).sum())
-        freedom += len(repeats) - 1
-    jitter = (prior.jitter_runs * prior.jitter**2 + squares) / (prior.jitter_runs + freedom)
-    shared = prior.one.covariance(octaves_of(view))
+    limits = limits_of(view)
+    limit, now = limits[told], int(limits[-1])
+    _, squares, freedom = strays((arm + len(view.batch_sizes) * limit) * 2 + (late > 0.0), y)
+    jitter = float((prior.jitter_runs * prior.jitter**2 + squares.sum()) / (prior.jitter_runs + freedom.sum()))
+    shared, centre = prior.one.covariance(octaves_of(view)), y.mean()
     special = prior.limit_shift**2 + prior.limit_arm**2 * np.eye(len(shared))
-    same = same_limit(view)[np.ix_([*told, -1], [*told, -1])]
-    between = shared[arm] + special[arm] * same[-1, :-1, None]
-    seen = shared[np.ix_(arm, arm)] + special[np.ix_(arm, arm)] * same[:-1, :-1]
-    gain = np.linalg.solve(seen + np.diag(jitter + (0.6 * late / number) ** 2), between).T
-    centre = y.mean()
-    return centre + gain @ (y - centre), shared + special - gain @ between, jitter
+    pooled = Pooled.of(arm, limit, y - centre, jitter + (0.6 * late / number) ** 2)
+    mean, covariance = pooled.on_curve(shared, special, now)
+    return centre + mean, covariance, jitter
 
 
 def _seen(view: View, one: Floats, prior: NumberPrior) -> Seen:

@@ -29,6 +29,7 @@ _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(15)  # of a standard norma
 _ROUNDED = 60.0  # from so many evaluations on, rounding up is half an evaluation more
 _LOGS = np.concatenate([np.linspace(-3.0, 5.0, 1400), np.linspace(5.1, 60.0, 200)])  # f with moments of N in a table
 _FINEST = 1e-6  # log t is not told apart more finely
+_AT_ONCE = 256  # runs whose chances are held in memory together
 _LEAST = 1e-6  # precision of a site that says next to nothing
 
 
@@ -93,10 +94,11 @@ class Seen:
         with np.errstate(divide="ignore"):
             above = np.where(reached, np.log(number), np.inf)
             below = np.where(reached, np.minimum(np.log(number - 1.0), np.log(number) - _FINEST), np.log(number))
-        f, spread = grid[place][:, None, :], spreads[:, None]
-        each = _log_between((below[:, None, None] - f) / spread, (above[:, None, None] - f) / spread)
-        likelihood = np.zeros((len(arms), len(spreads), grid.shape[1]))
-        np.add.at(likelihood, place, times[:, None, None] * each)
+        likelihood, spread = np.zeros((len(arms), len(spreads), grid.shape[1])), spreads[:, None]
+        for rows in (slice(start, start + _AT_ONCE) for start in range(0, len(place), _AT_ONCE)):
+            f, low, high = grid[place[rows], None], below[rows, None, None], above[rows, None, None]
+            each = _log_between((low - f) / spread, (high - f) / spread)
+            np.add.at(likelihood, place[rows], times[rows, None, None] * each)
         middle = float(times @ np.log(number - 0.5) / times.sum())
         return cls(arms=arms, grid=grid, width=np.gradient(grid, axis=1), likelihood=likelihood, middle=middle)
 
