@@ -5,6 +5,7 @@ to one evaluation (validation, epoch) is nearly exact after one run, the number 
 the same in every run of a size. Taken for a continuous cost this looks like certainty, or like a jump by a quarter; as
 a quantity rounded up (`rounded`) it says how near to the edge a size is, and its neighbours say it too. So equal runs
 of one size are no proof that another's are equal, and a rare extra evaluation moves a belief by what it is worth.
+A run whose number is not known, or counts evaluations that have been made rarer or finer since, tells what it cost.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from energy_lightning.recurring.runs import View
 
 _LEAST_J = float(np.finfo(float).tiny)
 _MOST = 36.0  # log of more evaluations than any run takes
+_RARER = float(np.log(1.6))  # evaluations that cost so much more, in runs that do not, were made rarer
 
 
 def _cost_curve() -> Curve:
@@ -51,14 +53,63 @@ def counted(view: View) -> bool:
 
 def beliefs(view: View, prior: CountPrior) -> Beliefs:
     """From finished runs, of which one at least tells its number of evaluations."""
-    one, one_covariance, jitter = _cost_of_one(view, prior)
-    number = beliefs_of_number(_seen(view, one, prior.number), octaves_of(view), prior.number)
-    chance, doubt = _chance_of_a_miss(view, prior)
-    return Beliefs(
-        expected=one + number.expected + 2.0 * chance,  # stopped at twice the least cost, and the job runs again
-        covariance=one_covariance + number.covariance + np.diag(4.0 * doubt + 1e-12),
+    told = runs_told(view)
+    one, one_covariance, jitter = _cost_of_one(view, told, prior)
+    number = beliefs_of_number(_seen(view, told, one, prior.number), octaves_of(view), prior.number)
+    split = Beliefs(
+        expected=one + number.expected,
+        covariance=one_covariance + number.covariance,
         noise=number.noise + jitter,
     )
+    expected, covariance = _with_costs_alone(view, told, split, prior)
+    chance, doubt = _chance_of_a_miss(view, prior)
+    return Beliefs(
+        expected=expected + 2.0 * chance,  # stopped at twice the least cost, and the job runs again
+        covariance=covariance + np.diag(4.0 * doubt + 1e-12),
+        noise=split.noise,
+    )
+
+
+def runs_told(view: View) -> list[int]:
+    """Indices of the runs whose numbers count, oldest first: those since evaluations were last made rarer or finer.
+
+    That shows where two runs of a size cost alike, but one took far more evaluations. Seen only once a size that ran
+    before is run again, and not where evaluations were made less than 1.6 times as rare.
+    """
+    newest: dict[tuple[int, float | None], tuple[float, float]] = {}
+    told: list[int] = []
+    for index, outcome in reversed(list(enumerate(view.outcomes))):
+        if outcome.num_evaluations is None:
+            continue
+        if outcome.reached:
+            cost = float(np.log(max(outcome.cost, _LEAST_J)))
+            one = cost - float(np.log(outcome.num_evaluations))
+            later, later_one = newest.setdefault((outcome.arm, outcome.power_limit_w), (cost, one))
+            if abs(one - later_one) > max(_RARER, 2.0 * abs(cost - later)):
+                break
+        told.append(index)
+    return told[::-1]
+
+
+def _with_costs_alone(view: View, told: list[int], split: Beliefs, prior: CountPrior) -> tuple[Floats, Floats]:
+    """Mean (a,) and covariance (a, a) of the log of the expected cost, once runs whose numbers do not count are seen.
+
+    They say what they cost together, each about `split`. Another limit than the one asked for shifts them once more.
+    """
+    counting, outcomes = set(told), view.outcomes
+    alone = [index for index, outcome in enumerate(outcomes) if outcome.reached and index not in counting]
+    if not alone:
+        return split.expected, split.covariance
+    limits = limits_of(view)
+    arm = np.array([outcomes[index].arm for index in alone])
+    y = np.log([max(outcomes[index].cost, _LEAST_J) for index in alone]) + (0.5 * split.noise - split.expected)[arm]
+    pooled = Pooled.of(arm, limits[alone], y, split.noise[arm])
+    across = split.covariance[pooled.arm]
+    among = across[:, pooled.arm]
+    shift = prior.limit_shift**2 + prior.limit_arm**2 * np.equal.outer(pooled.arm, pooled.arm)
+    other = (pooled.limit != limits[-1])[:, None] * np.equal.outer(pooled.limit, pooled.limit)
+    moved, covariance = pooled.on_gaussian(split.covariance, across, among + 2.0 * shift * other)
+    return split.expected + moved, covariance
 
 
 def _chance_of_a_miss(view: View, prior: CountPrior) -> tuple[Floats, Floats]:
@@ -78,9 +129,8 @@ def _chance_of_a_miss(view: View, prior: CountPrior) -> tuple[Floats, Floats]:
     return np.where(hopeless, 1.0, chance), np.where(hopeless, 0.0, doubt)
 
 
-def _cost_of_one(view: View, prior: CountPrior) -> tuple[Floats, Floats, float]:
+def _cost_of_one(view: View, told: list[int], prior: CountPrior) -> tuple[Floats, Floats, float]:
     """Mean (a,) and covariance (a, a) of e under the view's power limit, and its variance between runs."""
-    told = [index for index, outcome in enumerate(view.outcomes) if outcome.num_evaluations is not None]
     outcomes = [view.outcomes[index] for index in told]
     arm = np.array([outcome.arm for outcome in outcomes])
     # a missed run stopped somewhere before its next evaluation
@@ -99,12 +149,16 @@ def _cost_of_one(view: View, prior: CountPrior) -> tuple[Floats, Floats, float]:
     return centre + mean, covariance, jitter
 
 
-def _seen(view: View, one: Floats, prior: NumberPrior) -> Seen:
-    """Equal runs together; one without a number is given what fits its cost."""
+def _seen(view: View, told: list[int], one: Floats, prior: NumberPrior) -> Seen:
+    """Equal runs together; a miss whose number does not count got through as many as fit into its cost."""
     rows: Counter[tuple[int, int, bool]] = Counter()
-    for outcome in view.outcomes:
-        fitting = round(float(np.exp(np.clip(np.log(max(outcome.cost, _LEAST_J)) - one[outcome.arm], 0.0, _MOST))))
-        rows[outcome.arm, outcome.num_evaluations or fitting, outcome.reached] += 1
-    arm, number, reached = (np.array(column) for column in zip(*rows, strict=True))
+    counting = set(told)
+    for index, outcome in enumerate(view.outcomes):
+        number = outcome.num_evaluations if index in counting else None
+        if number is None and not outcome.reached:
+            number = int(np.exp(np.clip(np.log(max(outcome.cost, _LEAST_J)) - one[outcome.arm], -1.0, _MOST)))
+        if number:
+            rows[outcome.arm, number, outcome.reached] += 1
+    arm, numbers, reached = (np.array(column) for column in zip(*rows, strict=True))
     times = np.array(list(rows.values()), float)
-    return Seen.of(arm, number.astype(float), reached, times, np.array(prior.spreads))
+    return Seen.of(arm, numbers.astype(float), reached, times, np.array(prior.spreads))

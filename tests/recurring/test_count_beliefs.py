@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energy_lightning.recurring import learned
-from energy_lightning.recurring.counts import CountPrior, beliefs, counted
+from energy_lightning.recurring.counts import CountPrior, beliefs, counted, runs_told
 from energy_lightning.recurring.runs import Outcome, View
 
 ARMS = (8, 16, 32, 64, 128)
@@ -56,13 +56,64 @@ def test_runs_under_another_power_limit_tell_how_many_and_not_what_one_costs() -
     assert np.exp(found.expected[3]) == pytest.approx(1.3 * 7.0 * 12.0, rel=0.06)
 
 
-def test_a_run_without_a_number_is_given_the_one_that_fits_its_cost() -> None:
-    told = runs(1, [9, 10]) + runs(2, [10, 11]) + runs(3, [12])
-    mixed = runs(1, [9]) + runs(1, [10], told=False) + runs(2, [10]) + runs(2, [11], told=False) + runs(3, [12])
-    assert counted(view(mixed))
+def test_a_run_without_a_number_tells_what_it_cost() -> None:
+    known = runs(1, [9]) + runs(2, [10]) + runs(3, [12])
+    assert counted(view(known + runs(1, [10], told=False)))
     assert not counted(view(runs(1, [9], told=False)))
-    one, other = beliefs(view(told), CountPrior()), beliefs(view(mixed), CountPrior())
-    assert other.expected == pytest.approx(one.expected, abs=0.01)
+    few, more = (beliefs(view(known + runs(1, [10] * times, told=False)), CountPrior()) for times in (1, 40))
+    assert 17.0 * 9.0 < np.exp(few.expected[1]) < np.exp(more.expected[1])
+    assert np.exp(more.expected[1]) == pytest.approx(170.0, rel=0.02)
+    assert more.covariance[1, 1] < 0.5 * few.covariance[1, 1]
+
+
+def test_a_store_of_runs_without_numbers_stays_known_when_the_first_one_comes() -> None:
+    """It says nothing of what one evaluation costs with other sizes, whose runs' costs are known all the same."""
+    untold = [run for arm in (1, 2, 3) for run in runs(arm, [9, 10, 11] * 6, told=False)]
+    found = beliefs(view(untold + runs(2, [10])), CountPrior())
+    assert np.exp(found.expected[1:4]) == pytest.approx([170.0, 100.0, 70.0], rel=0.03)
+    assert (np.sqrt(np.diag(found.covariance))[1:4] < 0.04).all()
+
+
+def test_runs_without_numbers_under_another_limit_shift_all_sizes_alike() -> None:
+    """By hand: three sizes cost a third more there, and the limit asked for is known of one of them only."""
+    there = [
+        Outcome(arm=arm, cost=one * 10 / 0.75, reached=True, power_limit_w=250.0)
+        for arm, one in ((1, 17.0), (2, 10.0), (3, 7.0))
+        for _ in range(30)
+    ]
+    here = runs(2, [10] * 10, power_limit_w=150.0)
+    found = beliefs(view(there + here, 150.0), CountPrior())
+    assert np.exp(found.expected[1:4]) == pytest.approx([170.0, 100.0, 70.0], rel=0.06)
+    assert np.sqrt(found.covariance[3, 3]) < 0.12
+
+
+@pytest.mark.parametrize("finer", [0.1, 0.5, 2.0, 10.0])
+def test_numbers_from_before_evaluations_were_made_rarer_or_finer_do_not_count(finer: float) -> None:
+    def told(arm: int, number: int, finer: float) -> Outcome:
+        run = runs(arm, [number])[0]
+        return Outcome(arm=arm, cost=run.cost, reached=True, num_evaluations=int(np.ceil(finer * number)))
+
+    before = [told(arm, number, 1.0) for number in (90, 100, 110) for arm in (1, 2, 3)]
+    after = [told(2, 100, finer), told(3, 90, finer)]
+    shown = view(before + after)
+    assert runs_told(shown) == [9, 10]
+    found = beliefs(shown, CountPrior())
+    assert np.exp(found.expected[1:4]) == pytest.approx([1700.0, 1000.0, 700.0], rel=0.06)
+    assert (np.sqrt(np.diag(found.covariance))[1:4] < 0.12).all()
+
+
+def test_numbers_count_where_costs_go_with_them_or_an_evaluation_has_become_dearer() -> None:
+    """A size that needs one or two, misses, and a job whose evaluations cost three times as much since."""
+    known = [*runs(2, [1, 2, 1]), Outcome(arm=2, cost=55.0, reached=False, num_evaluations=1)]
+    known += [Outcome(arm=2, cost=30.0 * number, reached=True, num_evaluations=number) for number in (1, 2)]
+    assert runs_told(view(known)) == list(range(6))
+
+
+def test_a_run_that_broke_off_before_its_first_evaluation_says_nothing_of_how_many() -> None:
+    known = runs(2, [1] * 5)
+    broken = [Outcome(arm=3, cost=0.1, reached=False)] * 3 + [Outcome(arm=3, cost=1e3, reached=True)]
+    one, no_info = (beliefs(view(known + more), CountPrior()) for more in (broken, broken[-1:]))
+    assert one.expected[3] - no_info.expected[3] == pytest.approx(2.0 * 3.0 / 6.0)
 
 
 def test_a_size_that_misses_costs_the_run_that_must_follow_too() -> None:
