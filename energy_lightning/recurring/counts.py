@@ -57,7 +57,7 @@ def beliefs(view: View, prior: CountPrior) -> Beliefs:
     one, one_covariance, jitter = _cost_of_one(view, told, prior)
     number = beliefs_of_number(_seen(view, told, one, prior.number), octaves_of(view), prior.number)
     split = Beliefs(
-        expected=one + number.expected,
+        expected=one + 0.5 * jitter + number.expected,  # costs are log-normal about their median
         covariance=one_covariance + number.covariance,
         noise=number.noise + jitter,
     )
@@ -137,7 +137,7 @@ def _cost_of_one(view: View, told: list[int], prior: CountPrior) -> tuple[Floats
     late = np.array([0.0 if outcome.reached else 0.5 for outcome in outcomes])
     number = np.array([outcome.num_evaluations for outcome in outcomes], float) + late
     cost = np.maximum([outcome.cost for outcome in outcomes], _LEAST_J)
-    y = np.log(cost / number)
+    y = np.log(cost) - np.log(number)
     limits = limits_of(view)
     limit, now = limits[told], int(limits[-1])
     _, squares, freedom = strays((arm + len(view.batch_sizes) * limit) * 2 + (late > 0.0), y)

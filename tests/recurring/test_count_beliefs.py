@@ -116,6 +116,20 @@ def test_a_run_that_broke_off_before_its_first_evaluation_says_nothing_of_how_ma
     assert one.expected[3] - no_info.expected[3] == pytest.approx(2.0 * 3.0 / 6.0)
 
 
+def test_what_is_believed_is_the_mean_cost_also_where_evaluations_vary() -> None:
+    rng = np.random.default_rng(0)
+    costs = 20.0 * 10 * np.exp(0.4 * rng.normal(size=3000))
+    known = [Outcome(arm=2, cost=float(cost), reached=True, num_evaluations=20) for cost in costs]
+    cost_j, _ = learned.means(view(known))
+    assert cost_j[2] == pytest.approx(costs.mean(), rel=0.02)
+
+
+def test_a_run_that_cost_nothing_has_beliefs_with_any_number() -> None:
+    """Least cost over most evaluations is no float."""
+    known = [Outcome(arm=2, cost=0.0, reached=True, num_evaluations=2**53)] * 2
+    assert np.isfinite(beliefs(view(known), CountPrior()).expected).all()
+
+
 def test_a_size_that_misses_costs_the_run_that_must_follow_too() -> None:
     missed = Outcome(arm=3, cost=2.0 * 7.0 * 12, reached=False, num_evaluations=24)
     chances = []
