@@ -29,6 +29,8 @@ _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(15)  # of a standard norma
 _ROUNDED = 60.0  # from so many evaluations on, rounding up is half an evaluation more
 _LOGS = np.concatenate([np.linspace(-3.0, 5.0, 1400), np.linspace(5.1, 60.0, 200)])  # f with moments of N in a table
 _FINEST = 1e-6  # log t is not told apart more finely
+_FINE, _TAIL = 120, 50  # points of a grid between an arm's least and most evaluations, and on either side
+_MANY = 300  # runs of an arm that a grid of this fineness is enough for
 _AT_ONCE = 256  # runs whose chances are held in memory together
 _LEAST = 1e-6  # precision of a site that says next to nothing
 
@@ -94,11 +96,12 @@ class Seen:
         with np.errstate(divide="ignore"):
             above = np.where(reached, np.log(number), np.inf)
             below = np.where(reached, np.minimum(np.log(number - 1.0), np.log(number) - _FINEST), np.log(number))
-        likelihood, spread = np.zeros((len(arms), len(spreads), grid.shape[1])), spreads[:, None]
-        for rows in (slice(start, start + _AT_ONCE) for start in range(0, len(place), _AT_ONCE)):
-            f, low, high = grid[place[rows], None], below[rows, None, None], above[rows, None, None]
-            each = _log_between((low - f) / spread, (high - f) / spread)
-            np.add.at(likelihood, place[rows], times[rows, None, None] * each)
+        given = (place, below, above, times, spreads)
+        likelihood = _likelihood(grid, *given)
+        many = np.bincount(place, times) > _MANY
+        if many.any():  # f is known more finely than the grid
+            grid[many] = _refined(grid[many], likelihood[many].max(axis=1))
+            likelihood = _likelihood(grid, *given)
         middle = float(times @ np.log(number - 0.5) / times.sum())
         return cls(arms=arms, grid=grid, width=np.gradient(grid, axis=1), likelihood=likelihood, middle=middle)
 
@@ -204,8 +207,30 @@ def _moments(spread: float) -> tuple[Floats, Floats]:
 
 def _grid(low: Floats, high: Floats) -> Floats:
     """(m, g) fine between (m,) low and high, ever coarser beyond."""
-    tail = 3.2 * np.linspace(1.0, 0.0, 50, endpoint=False) ** 2
-    return np.hstack([low[:, None] - tail, np.linspace(low, high, 120, axis=1), high[:, None] + tail[::-1]])
+    tail = 3.2 * np.linspace(1.0, 0.0, _TAIL, endpoint=False) ** 2
+    return np.hstack([low[:, None] - tail, np.linspace(low, high, _FINE, axis=1), high[:, None] + tail[::-1]])
+
+
+def _refined(grid: Floats, likelihood: Floats) -> Floats:
+    """(m, g) grids that are fine only where the (m, g) log likelihood on `grid` is not small, and next to there."""
+    likely = likelihood > likelihood.max(axis=1, keepdims=True) - 40.0
+    first = np.maximum(likely.argmax(axis=1) - 1, _TAIL)
+    last = np.minimum(likely.shape[1] - likely[:, ::-1].argmax(axis=1), _TAIL + _FINE - 1)
+    rows, within = np.arange(len(grid)), first < last  # otherwise beyond the fine part: of misses alone
+    first, last = np.where(within, first, _TAIL), np.where(within, last, _TAIL + _FINE - 1)
+    return _grid(grid[rows, first], grid[rows, last])
+
+
+def _likelihood(
+    grid: Floats, place: NDArray[np.intp], below: Floats, above: Floats, times: Floats, spreads: Floats
+) -> Floats:
+    """(m, k, g) log likelihood of f on each arm's grid: of `times` runs each that log t lies between; all (u,)."""
+    likelihood, spread = np.zeros((len(grid), len(spreads), grid.shape[1])), spreads[:, None]
+    for rows in (slice(start, start + _AT_ONCE) for start in range(0, len(place), _AT_ONCE)):
+        f, low, high = grid[place[rows], None], below[rows, None, None], above[rows, None, None]
+        each = _log_between((low - f) / spread, (high - f) / spread)
+        np.add.at(likelihood, place[rows], times[rows, None, None] * each)
+    return likelihood
 
 
 def _log_between(low: Floats, high: Floats) -> Floats:

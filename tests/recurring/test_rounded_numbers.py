@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from scipy.stats import norm
@@ -14,8 +16,9 @@ Runs = list[tuple[int, int, bool]]  # arm, number, reached
 
 
 def seen_of(runs: Runs, prior: NumberPrior) -> Seen:
-    arm, number, reached = (np.array(column) for column in zip(*runs, strict=True))
-    return Seen.of(arm, number.astype(float), reached, np.ones(len(runs)), np.array(prior.spreads))
+    rows = Counter(runs)
+    arm, number, reached = (np.array(column) for column in zip(*rows, strict=True))
+    return Seen.of(arm, number.astype(float), reached, np.array(list(rows.values()), float), np.array(prior.spreads))
 
 
 def believed(runs: Runs, prior: NumberPrior, octaves: Floats = OCTAVES) -> Beliefs:
@@ -90,6 +93,29 @@ def test_mean_and_variance_of_a_number_equal_those_of_many_runs(median: float, s
     assert np.exp(found.expected[0]) == pytest.approx(numbers.mean(), rel=0.01)
     assert found.noise[0] == pytest.approx(numbers.var() / numbers.mean() ** 2, rel=0.15, abs=1e-5)
     assert np.sqrt(found.covariance[0, 0]) < 0.01
+
+
+@pytest.mark.parametrize("spread", [0.1, 0.5])
+def test_many_runs_say_no_more_than_their_standard_error(spread: float) -> None:
+    """The more runs, the finer f is known; the grid is then finer too."""
+    rng, errors = np.random.default_rng(3), []
+    for _ in range(6):
+        runs = drawn(0, 40.0, spread, 8000, rng)
+        numbers = np.array([run[1] for run in runs])
+        found = believed(runs, NumberPrior(), np.array([0.0]))
+        deviation = float(np.sqrt(found.covariance[0, 0]))
+        assert deviation == pytest.approx(numbers.std() / numbers.mean() / np.sqrt(len(runs)), rel=0.15)
+        errors.append(float(found.expected[0] - np.log(40.0 * np.exp(0.5 * spread**2) + 0.5)) / deviation)
+    assert np.abs(errors).max() < 3.0
+
+
+@pytest.mark.parametrize("runs", [[(0, 1, True)], [(0, 6, True)], [(0, 6, False)], [(0, 6, True), (0, 7, True)]])
+def test_a_finer_grid_makes_no_difference_where_the_first_was_fine_enough(runs: Runs) -> None:
+    """300 runs of an arm have the first grid, 302 a finer one."""
+    times = 300 // len(runs)
+    once, finer = (believed(runs * many + [(1, 8, True)], NumberPrior()) for many in (times, times + 2))
+    assert finer.expected == pytest.approx(once.expected, abs=2e-3)
+    assert finer.covariance == pytest.approx(once.covariance, rel=0.03, abs=1e-6)
 
 
 def test_equal_runs_of_one_size_do_not_make_others_sure() -> None:
