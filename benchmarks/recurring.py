@@ -1,6 +1,7 @@
 """Batch sizes of recurring jobs, replayed from published traces: our policy, the published one, grids, the default.
 
-    python benchmarks/recurring.py [--data DIR] [--seeds 20] [--first-seed 0] [--recurrences 100] [--tuned-on]
+    python benchmarks/recurring.py [--seeds 20] [--first-seed 0] [--recurrences 100] [--tuned-on]
+        [--workers 2] [--data DIR]
 
 DIR/zeus_nsdi_train.csv holds the epochs to the target of several runs a batch size, DIR/zeus_nsdi_power.csv time and
 power of an epoch by batch size and power limit. A run draws one of its size's epochs and costs 0.5 x energy + 0.5 x
@@ -25,7 +26,9 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -237,16 +240,18 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--first-seed", type=int, default=None, help="default: 0, and 1000 with --tuned-on")
     parser.add_argument("--recurrences", type=int, default=100)
+    parser.add_argument("--workers", type=int, default=2, help="processes")
     parser.add_argument("--tuned-on", action="store_true", help="the jobs that the policy was chosen on")
     arguments = parser.parse_args()
     print("| job | method | regret, median (range) | of published, % | within 2% | after | peak | beyond |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     first, chosen = (1000, TUNED_ON) if arguments.tuned_on else (0, HELD_OUT)
-    for gpu, dataset, optimizer, target, default in chosen:
-        job = load(arguments.data, gpu, dataset, optimizer, target, default)
-        begin = first if arguments.first_seed is None else arguments.first_seed
-        seeds = range(begin, begin + arguments.seeds)
-        print("\n".join(compare(job, seeds, arguments.recurrences)), flush=True)
+    jobs = [load(arguments.data, *job) for job in chosen]
+    begin = first if arguments.first_seed is None else arguments.first_seed
+    seeds = range(begin, begin + arguments.seeds)
+    with ProcessPoolExecutor(arguments.workers) as pool:
+        for rows in pool.map(partial(compare, seeds=seeds, recurrences=arguments.recurrences), jobs):
+            print("\n".join(rows), flush=True)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import log_ndtr, logsumexp
 
 from energy_lightning.recurring.beliefs import Beliefs, Curve, Floats
 
@@ -109,8 +108,10 @@ class Seen:
         """(m,) log evidence and (m, k, g) chance, f being normal, (m,) each, before, and spreads having (k,) shares."""
         before = (self.grid - mean[:, None]) ** 2 / variance[:, None] + np.log(2.0 * np.pi * variance)[:, None]
         joint = self.likelihood + np.log(share)[:, None] + (np.log(self.width) - 0.5 * before)[:, None, :]
-        evidence = logsumexp(joint, axis=(1, 2))
-        return evidence, np.exp(joint - evidence[:, None, None])
+        top = joint.max(axis=(1, 2))
+        chance = np.exp(joint - top[:, None, None])
+        total = chance.sum(axis=(1, 2))
+        return top + np.log(total), chance / total[:, None, None]
 
 
 def beliefs_of_number(seen: Seen, octaves: Floats, prior: NumberPrior) -> Beliefs:
@@ -197,7 +198,7 @@ def _moments(spread: float) -> tuple[Floats, Floats]:
     """Log mean of N, and N's variance over its mean squared, where f is each of _LOGS."""
     k = np.arange(300.0)
     with np.errstate(divide="ignore"):
-        more = np.exp(log_ndtr((_LOGS[:, None] - np.log(k)) / spread))  # chance of N > k
+        more = np.exp(_log_below((_LOGS[:, None] - np.log(k)) / spread))  # chance of N > k
     mean, square = more.sum(axis=1), more @ (2.0 * k + 1.0)
     large = np.exp(_LOGS) > _ROUNDED
     mean = np.where(large, np.exp(_LOGS + 0.5 * spread**2) + 0.5, mean)
@@ -236,7 +237,15 @@ def _likelihood(
 def _log_between(low: Floats, high: Floats) -> Floats:
     """Log probability of a standard normal variable between low < high."""
     mirrored = low + high > 0.0  # the lower tail is the exact one
-    upper, lower = log_ndtr(np.where(mirrored, -low, high)), log_ndtr(np.where(mirrored, -high, low))
+    upper, lower = _log_below(np.where(mirrored, -low, high)), _log_below(np.where(mirrored, -high, low))
     with np.errstate(divide="ignore", invalid="ignore"):
         probability: Floats = upper + np.log1p(-np.exp(np.minimum(lower - upper, -1e-12)))
     return probability
+
+
+def _log_below(z: Floats) -> Floats:
+    """Log probability of a standard normal variable below z."""
+    from scipy.special import log_ndtr  # takes longer to load than a store to show: only where runs tell numbers
+
+    below: Floats = log_ndtr(z)
+    return below
