@@ -140,8 +140,7 @@ def _cost_of_one(view: View, told: list[int], prior: CountPrior) -> tuple[Floats
     y = np.log(cost) - np.log(number)
     limits = limits_of(view)
     limit, now = limits[told], int(limits[-1])
-    ended = late == 0.0
-    _, squares, freedom = strays((arm + len(view.batch_sizes) * limit)[ended], y[ended])
+    _, squares, freedom = strays((arm + len(view.batch_sizes) * limit) * 2 + (late > 0.0), y)
     jitter = float((prior.jitter_runs * prior.jitter**2 + squares.sum()) / (prior.jitter_runs + freedom.sum()))
     shared, centre = prior.one.covariance(octaves_of(view)), y.mean()
     special = prior.limit_shift**2 + prior.limit_arm**2 * np.eye(len(shared))

@@ -141,14 +141,6 @@ def test_a_size_that_misses_costs_the_run_that_must_follow_too() -> None:
     assert chances[2] > 1.3 * chances[1]
 
 
-def test_where_misses_were_stopped_is_no_noise_of_other_sizes() -> None:
-    """Somewhere before the third evaluation of 15 J: one costs 12 to 18 J by them, and 10 J with every other size."""
-    known = runs(2, [10] * 10)
-    missed = [Outcome(arm=4, cost=cost, reached=False, num_evaluations=2) for cost in (30.0, 35.0, 40.0, 45.0)]
-    without, found = (beliefs(view(seen), CountPrior()) for seen in (known, known + missed))
-    assert found.noise[2] == pytest.approx(without.noise[2], rel=0.3)
-
-
 @pytest.mark.parametrize("told", [True, False])
 def test_a_size_that_runs_out_of_memory_is_not_tried_for_ever(told: bool) -> None:
     """Larger is cheaper, and the largest break off in their first step: each of them is tried once."""
