@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -32,9 +32,10 @@ _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(31)  # of a standard norma
 class Prior:
     """What is believed before any run, and how to choose: see benchmarks/RESULTS.md for on what.
 
-    `horizon`: runs over which a lesson pays; `repeats`: of a size that are looked ahead; `most_extra`: a run costs at
-    most this times the least more, as it is stopped at twice the least and made again; `rounds`: runs of each size
-    whose extra cost may be spent before draws among known sizes spread by `boldness` of the belief's deviation only.
+    `horizon`: runs over which a lesson pays, the window at most; `repeats`: of a size that are looked ahead;
+    `most_extra`: a run costs at most this times the least more, as it is stopped at twice the least and made again;
+    `rounds`: runs of each size whose extra cost may be spent before draws among known sizes spread by `boldness` of the
+    belief's deviation only.
     """
 
     counts: CountPrior = field(default_factory=CountPrior)
@@ -48,7 +49,10 @@ class Prior:
 
 def suggest(view: View, rng: np.random.Generator, prior: Prior | None = None) -> int:
     """Index of the arm to run next."""
-    view, prior = view.recent(), prior or Prior()
+    prior = prior or Prior()
+    if view.window is not None:  # a lesson is forgotten with the run that taught it
+        prior = replace(prior, horizon=min(prior.horizon, float(view.window)))
+    view = view.recent()
     within = _within_reach(view)
     if not view.outcomes or not within:
         return view.default

@@ -38,10 +38,11 @@ class BatchSizeOptimizer:
 
     Energy is over all GPUs of the job, in J, and `max_power_w` their power limits together; cost = eta x energy +
     (1 - eta) x max_power_w x time. A run is to stop past `beta` x the least cost so far. `window`: only the last so
-    many finished runs count, for a job that drifts. `lease_s`: a job silent for longer (no should_stop, no observe) is
-    taken for dead. `policy`: "learned", or "published" as in You et al., NSDI 2023. Any number of processes may share
-    `store`; one optimizer serves one process and its threads. Raises RecurringError on wrong settings, StoreError on a
-    foreign or damaged store.
+    many finished runs count, for a job that drifts; better five times as many as there are sizes, or what exploring
+    teaches is soon forgotten. `lease_s`: a job silent for longer (no should_stop, no observe) is taken for dead.
+    `policy`: "learned", or "published" as in You et al., NSDI 2023. Any number of processes may share `store`; one
+    optimizer serves one process and its threads. Raises RecurringError on wrong settings, StoreError on a foreign or
+    damaged store.
     """
 
     def __init__(

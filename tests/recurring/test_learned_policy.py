@@ -54,3 +54,10 @@ def test_once_the_allowance_is_spent_draws_keep_to_what_is_believed() -> None:
     assert share(5, rounds=1.5, boldness=0.0) == 0.0
     assert share(1, rounds=1.5, boldness=0.0) > 0.05
     assert share(1, rounds=0.0, boldness=0.0) == 0.0
+
+
+def test_what_a_window_forgets_is_not_worth_learning() -> None:
+    """A size beyond a dearer one may yet be cheaper: worth a try for sixty runs to come, not for six."""
+    known = runs_of({16: [125.0, 125.6], 32: [100.0, 100.5], 64: [125.0, 125.6]})
+    views = [View(batch_sizes=tuple(ARMS), default=2, outcomes=known, window=window) for window in (None, 60, 6)]
+    assert [learned.suggest(view, np.random.default_rng(0)) for view in views] == [0, 0, 2]
