@@ -60,4 +60,7 @@ def test_what_a_window_forgets_is_not_worth_learning() -> None:
     """A size beyond a dearer one may yet be cheaper: worth a try for sixty runs to come, not for six."""
     known = runs_of({16: [125.0, 125.6], 32: [100.0, 100.5], 64: [125.0, 125.6]})
     views = [View(batch_sizes=tuple(ARMS), default=2, outcomes=known, window=window) for window in (None, 60, 6)]
-    assert [learned.suggest(view, np.random.default_rng(0)) for view in views] == [0, 0, 2]
+    always, long, short = (learned.suggest(view, np.random.default_rng(0)) for view in views)
+    assert always == long
+    assert long in (0, 4)
+    assert short == 2
