@@ -93,5 +93,5 @@ def loader_fault(trainer: Any, batch_size: int | None) -> str | None:
         return None
     return (
         f"the training loader makes batches of {loaded}, not of {batch_size}: unless they count differently, this run "
-        "says nothing of that size. Give fit no loader: make it in train_dataloader() from the attribute"
+        "is reported under the wrong size. Make the loader in train_dataloader(), from the attribute"
     )

@@ -207,7 +207,11 @@ def told(batch_size: int | None, verdict: Verdict, spent: Spent, *, emulated: bo
     """One line about a run that is over."""
     void = f" ({spent.void_s:.3g} s of it at mean power: readings were void)" if spent.void_s else ""
     reached = "reached its target" if verdict == "reached" else f"did not reach its target ({verdict})"
-    cost = f"{spent.energy_j or 0.0:.4g} J over all GPUs, {spent.time_s:.4g} s{void}"
+    if spent.energy_j is None:
+        energy, void = "energy not measured", ""
+    else:
+        energy = f"{spent.energy_j:.4g} J over all GPUs"
+    cost = f"{energy}, {spent.time_s:.4g} s{void}"
     return f"the run with batch size {batch_size} {reached}: {cost}{' (EMULATED)' if emulated else ''}"
 
 

@@ -70,14 +70,29 @@ def suggest(view: View, rng: np.random.Generator, prior: Prior | None = None) ->
 
 
 def means(view: View) -> tuple[Floats, Floats]:
-    """(arms,) expected cost in J and its standard deviation; NaN for all arms before the first run."""
+    """(arms,) expected cost in J and its standard deviation; NaN for all arms before the first run.
+
+    NaN too for arms that were not tried and lie beyond one that never reached the target: that is no guide to them.
+    """
     view = view.recent()
     if not view.outcomes:
         unknown = np.full(len(view.batch_sizes), np.nan)
         return unknown, unknown
     beliefs = _beliefs(view, Prior())
     cost: Floats = np.exp(beliefs.expected)
+    cost[_beyond_a_miss(view)] = np.nan
     return cost, cost * np.sqrt(np.diag(beliefs.covariance))
+
+
+def _beyond_a_miss(view: View) -> list[int]:
+    """Arms that were not tried, beyond the outermost ones that reached the target and one that never did."""
+    reached = {outcome.arm for outcome in view.outcomes if outcome.reached}
+    missed = {outcome.arm for outcome in view.outcomes} - reached
+    if not reached:
+        return []
+    above = min((arm for arm in missed if arm > max(reached)), default=len(view.batch_sizes))
+    below = max((arm for arm in missed if arm < min(reached)), default=-1)
+    return [arm for arm in range(len(view.batch_sizes)) if not below <= arm <= above and arm not in missed]
 
 
 def _beliefs(view: View, prior: Prior) -> Beliefs:

@@ -34,7 +34,7 @@ class BatchSizeOptimizer:
         optimizer = BatchSizeOptimizer([8, 16, 32, 64], default=32, max_power_w=250, store="job.sqlite")
         batch_size = optimizer.suggest()
         ...  # train; now and then: if optimizer.should_stop(energy_j=..., time_s=...): stop, target not reached
-        optimizer.observe(batch_size, energy_j=..., time_s=..., reached_target=True)
+        optimizer.observe(batch_size, energy_j=..., time_s=..., reached_target=True, num_evaluations=...)
 
     Energy is over all GPUs of the job, in J, and `max_power_w` their power limits together; cost = eta x energy +
     (1 - eta) x max_power_w x time. A run is to stop past `beta` x the least cost so far. `window`: only the last so
@@ -163,7 +163,8 @@ class BatchSizeOptimizer:
         """Report a run: energy in J over all GPUs and time in s, whether it ended or was stopped.
 
         `num_evaluations`: how often the target was looked at during the run (validations, or epochs where there are
-        none). It tells the policy how finely a run's length is known; without it costs are compared as they are.
+        none; those completed, where it was stopped). It tells the policy how finely a run's length is known; without it
+        costs are compared as they are.
         Completes this process's oldest open suggestion of that size; without one, adds a run that nobody suggested.
         Raises RecurringError where the size is no arm, the figures cannot be, or the store's are of the other kind
         (measured or `emulated`).
@@ -171,7 +172,8 @@ class BatchSizeOptimizer:
         batch_size, power_limit_w = self._arm(batch_size), _limit(power_limit_w)
         reached_target, emulated = truth("reached_target", reached_target), truth("emulated", emulated)
         if num_evaluations is not None:
-            num_evaluations = whole("num_evaluations", num_evaluations, least=1, most=MOST_WHOLE)
+            least = 1 if reached_target else 0  # a run that broke off before the first tells nothing of them
+            num_evaluations = whole("num_evaluations", num_evaluations, least=least, most=MOST_WHOLE) or None
         self.cost(energy_j, time_s)
         with self._threads:
             run_id = self.open_run(batch_size)
@@ -233,7 +235,7 @@ class BatchSizeOptimizer:
             return next((key for key, size in self._open.items() if size == batch_size), None)
 
     def best(self, *, power_limit_w: float | None = None) -> int:
-        """The batch size believed cheapest; the default before any run. TargetNeverReachedError if none reaches it."""
+        """The cheapest, as believed, that reached the target; the default before. TargetNeverReachedError if none."""
         view = self._read_view(power_limit_w)
         if view.never_reached():
             raise TargetNeverReachedError(self._never_reached())

@@ -48,7 +48,7 @@ class NumberPrior:
     trend: float = 0.1
     smooth: float = 0.4
     length_octaves: float = 3.0
-    roughs: tuple[float, ...] = (0.02, 0.05, 0.1)
+    roughs: tuple[float, ...] = (0.02, 0.05, 0.1, 0.3)
     spreads: tuple[float, ...] = (0.02, 0.035, 0.06, 0.1, 0.17, 0.3, 0.5)
     usual_spread: float = 0.08
     spread_octaves: float = 0.87

@@ -120,7 +120,10 @@ class RunStore:
         version = int(connection.execute("PRAGMA user_version").fetchone()[0])
         if owner == 0 and tables == 0:
             return 0
-        if owner != APPLICATION_ID or not 1 <= version <= VERSION:
+        if owner == APPLICATION_ID and version > VERSION:
+            known = f"version {version}, this program knows {VERSION}"
+            raise StoreError(f"{self.path} is a store of {known}; it was left as it is. Update energy_lightning")
+        if owner != APPLICATION_ID or version < 1:
             raise StoreError(
                 f"{self.path} is another program's or version's database (application {owner:#x}, version {version}; "
                 f"ours {APPLICATION_ID:#x}, {VERSION}); it was left as it is. Give another path"

@@ -164,6 +164,30 @@ def test_a_size_that_runs_out_of_memory_is_not_tried_for_ever(told: bool) -> Non
     assert arms[-20:].count(2) >= 18
 
 
+def test_one_run_off_the_curve_is_not_taken_for_a_freak_for_ever() -> None:
+    """A size in the middle needs fewer evaluations than both its neighbours: it cost less, and is run again."""
+    known = [*runs(3, [6]), *runs(2, [3]), *runs(1, [4])]
+    same = [
+        Outcome(arm=run.arm, cost=10.0 * (run.num_evaluations or 0), reached=True, num_evaluations=run.num_evaluations)
+        for run in known
+    ]
+    rng = np.random.default_rng(0)
+    for _ in range(12):
+        arm = learned.suggest(view(same), rng)
+        number = {0: 9, 1: 4, 2: 3, 3: 6, 4: 9}[arm]
+        same.append(Outcome(arm=arm, cost=10.0 * number, reached=True, num_evaluations=number))
+    assert [run.arm for run in same].count(2) > 6
+
+
+def test_sizes_beyond_one_that_never_reached_the_target_are_unknown() -> None:
+    """What lies beyond is not extrapolated from a run that broke off; sizes on the other side are."""
+    missed = Outcome(arm=3, cost=300.0, reached=False)
+    cost, error = learned.means(view([*runs(2, [10, 11]), *runs(1, [9]), missed]))
+    assert np.isnan(cost).tolist() == [False, False, False, False, True]
+    assert np.isnan(error).tolist() == np.isnan(cost).tolist()
+    assert not np.isnan(learned.means(view([missed]))[0]).any()
+
+
 outcomes = st.lists(
     st.builds(
         Outcome,

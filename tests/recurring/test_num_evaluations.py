@@ -169,3 +169,20 @@ def test_processes_that_upgrade_at_once_lose_nothing(write: Callable[[Path], Non
     found = BatchSizeOptimizer.of_store(path).runs()
     assert [run.energy_j for run in found[:2]] == [100.0, 40.0]
     assert sorted(run.num_evaluations or 0 for run in found) == [0, 0, 0, *workers]
+
+
+def test_a_run_that_broke_off_before_its_first_evaluation_tells_no_number(tmp_path: Path) -> None:
+    chosen = optimizer(tmp_path / "job.sqlite")
+    chosen.observe(32, energy_j=2.0, time_s=1.0, reached_target=False, num_evaluations=0)
+    assert counted(tmp_path / "job.sqlite") == [None]
+    with pytest.raises(RecurringError, match="num_evaluations must be a whole number, 1 to"):
+        chosen.observe(32, **FIGURES, num_evaluations=0)
+
+
+def test_a_store_of_a_later_version_says_to_update(tmp_path: Path) -> None:
+    path = tmp_path / "job.sqlite"
+    optimizer(path)
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 4")
+    with pytest.raises(StoreError, match="store of version 4, this program knows 3; .* Update energy_lightning"):
+        optimizer(path)
