@@ -184,5 +184,5 @@ def test_a_store_of_a_later_version_says_to_update(tmp_path: Path) -> None:
     optimizer(path)
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version = 4")
-    with pytest.raises(StoreError, match="store of version 4, this program knows 3; .* Update energy_lightning"):
+    with pytest.raises(StoreError, match=r"store of version 4, this program knows 3; .* Update energy_lightning"):
         optimizer(path)
