@@ -72,12 +72,13 @@ def test_python_blocks_run_as_one_script(tmp_path: Path, quick_python: str) -> N
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog\n" * 60)
     blocks = [block for language, block in BLOCKS if language == "python"]
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     for number, block in enumerate(blocks):
         script = tmp_path / f"block_{number}.py"
         above = "from lightning.pytorch import Trainer\n" if number else ""  # the first block imports it
         script.write_text(BEFORE.replace("TEXT", str(text)) + above + block)
-        assert "EMULATED" in run([quick_python, str(script)], tmp_path)
+        printed = run([quick_python, str(script)], tmp_path)
+        assert "EMULATED" in printed or "Trainer(" not in block
 
 
 @pytest.mark.slow
