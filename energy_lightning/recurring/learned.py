@@ -43,8 +43,8 @@ class Prior:
     horizon: float = 60.0
     repeats: tuple[int, ...] = (1, 2, 4, 8)
     most_extra: float = 2.0
-    rounds: float = 1.0
-    boldness: float = 0.3
+    rounds: float = 1.5
+    boldness: float = 0.4
 
 
 def suggest(view: View, rng: np.random.Generator, prior: Prior | None = None) -> int:
