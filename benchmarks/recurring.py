@@ -17,8 +17,8 @@ seed; "beyond": seeds in which they cost yet more than that later on, and in how
 add up to more (the others were unlucky, not badly chosen). What can be reached at all: recurring_bound.py.
 
 The policy and its prior were chosen on other jobs: those of --tuned-on (other targets of the same training runs, so not
-independent of the nine shown without it) with seeds of their own, and made-up ones: see RESULTS.md. Batch sizes and
-limits jointly: recurring_joint.py.
+independent of the nine shown without it) with seeds of their own, and made-up ones; how much is explored, on the nine
+themselves: see RESULTS.md. Batch sizes and limits jointly: recurring_joint.py.
 """
 
 from __future__ import annotations

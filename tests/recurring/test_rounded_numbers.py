@@ -127,11 +127,16 @@ def test_equal_runs_of_one_size_do_not_make_others_sure() -> None:
 
 def test_neighbours_tell_how_rare_an_extra_evaluation_is() -> None:
     """One run of five, among neighbours that take four nearly always, is bad luck; among ones that take five, none."""
-    octaves = np.array([-0.5, 0.0, 0.5])
-    few = believed([(0, 4, True)] * 20 + [(1, 5, True)] + [(2, 4, True)] * 20, NumberPrior(), octaves)
-    many = believed([(0, 5, True)] * 20 + [(1, 5, True)] + [(2, 5, True)] * 20, NumberPrior(), octaves)
-    assert np.exp(few.expected[1]) < 4.75
-    assert np.exp(many.expected[1]) > 4.9
+    octaves = np.linspace(-0.8, 0.8, 9)
+
+    def among(number: int) -> Beliefs:
+        others = [(arm, number, True) for arm in range(9) if arm != 4 for _ in range(20)]
+        return believed([*others, (4, 5, True)], prior, octaves)
+
+    prior = NumberPrior()
+    few, many = among(4), among(5)
+    assert np.exp(few.expected[4]) < 4.5
+    assert np.exp(many.expected[4]) > 4.9
 
 
 def test_how_far_runs_stray_is_learned_from_all_sizes() -> None:
