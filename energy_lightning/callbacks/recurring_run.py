@@ -12,8 +12,9 @@ from typing import Any, Literal
 from energy_lightning.callbacks.run_meter import Spent
 from energy_lightning.recurring import BatchSizeOptimizer, JobSettings, RecurringError, StoreError
 from energy_lightning.recurring.errors import number
+from energy_lightning.recurring.rows import read_settings
 from energy_lightning.recurring.settings import seed_and_clock
-from energy_lightning.recurring.store import RunStore, read_settings
+from energy_lightning.recurring.store import RunStore
 
 OPTIONS = ("eta", "beta", "seed", "policy", "window", "lease_s", "max_power_w", "clock")
 _NO_MEMORY = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from sqlite3 import Connection
 
-from energy_lightning.recurring import store as rows
+from energy_lightning.recurring import rows
 from energy_lightning.recurring.optimizer import BatchSizeOptimizer
 from energy_lightning.recurring.power import PowerLimitSample, PowerObjective, choose_power_limit, merged_profile
 from energy_lightning.recurring.runs import Run

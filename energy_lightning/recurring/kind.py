@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from sqlite3 import Connection
 
-from energy_lightning.recurring import store as rows
+from energy_lightning.recurring import rows
 from energy_lightning.recurring.errors import RecurringError
 
 _NAMES = {True: "emulated", False: "measured"}

@@ -13,8 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from energy_lightning.recurring import kind
-from energy_lightning.recurring import store as rows
+from energy_lightning.recurring import kind, rows
 from energy_lightning.recurring.errors import (
     RecurringError,
     TargetNeverReachedError,

@@ -9,8 +9,9 @@ from typing import Any
 
 from energy_lightning.recurring import learned, published
 from energy_lightning.recurring.errors import RecurringError, StoreError, number, whole
+from energy_lightning.recurring.rows import read_settings
 from energy_lightning.recurring.runs import MOST_WHOLE, CostRule, Outcome, Run, View
-from energy_lightning.recurring.store import RunStore, read_settings
+from energy_lightning.recurring.store import RunStore
 
 POLICIES = {"learned": learned, "published": published}
 

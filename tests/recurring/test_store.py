@@ -29,21 +29,21 @@ for index in range(rounds):
 """
 DIES = """
 import os, signal, sqlite3, sys
-from energy_lightning.recurring import BatchSizeOptimizer, store
+from energy_lightning.recurring import BatchSizeOptimizer, rows
 optimizer = BatchSizeOptimizer([8, 16, 32, 64], default=32, max_power_w=100.0, store=sys.argv[1])
 size = optimizer.suggest()
-finish = store.finish
+finish = rows.finish
 def killed(connection, run):
     finish(connection, run)
     os.kill(os.getpid(), signal.SIGKILL)  # written, not committed
-store.finish = killed
+rows.finish = killed
 optimizer.observe(size, energy_j=5.0, time_s=1.0, reached_target=True)
 """
 
 RACES = """
 import sys, time
 from pathlib import Path
-from energy_lightning.recurring import BatchSizeOptimizer, store
+from energy_lightning.recurring import BatchSizeOptimizer, rows, store
 begin, wait_s, own, other, path = sys.argv[1], float(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]), sys.argv[5]
 def meet(suffix, wait_s):
     own.with_suffix(suffix).touch()
@@ -52,12 +52,12 @@ def meet(suffix, wait_s):
         time.sleep(0.002)
 store.BEGIN = begin
 optimizer = BatchSizeOptimizer([8, 16, 32, 64], default=32, max_power_w=100.0, store=path)
-read = store.read_settings
+read = rows.read_settings
 def read_and_wait(connection):  # has read, has not written
     found = read(connection)
     meet(".read", wait_s)
     return found
-store.read_settings = read_and_wait
+rows.read_settings = read_and_wait
 meet(".ready", 60.0)
 optimizer.observe(8, energy_j=1.0, time_s=1.0, reached_target=True)
 """
