@@ -74,6 +74,10 @@ class JointOptimizer(BatchSizeOptimizer):
         read = {size: rows.read_profile(connection, size) for size in self.batch_sizes}
         return {size: merged_profile(sweep) for size, sweep in read.items() if sweep}
 
+    def _least_cost(self, connection: Connection) -> float | None:
+        converted = bool(self._profiles(connection))
+        return self._view(connection, None).least_cost() if converted else super()._least_cost(connection)
+
     def _comparable(self, connection: Connection) -> list[Run]:
         """Every run as if it had been made under its batch size's best limit, where the profile tells."""
         profiles = self._profiles(connection)

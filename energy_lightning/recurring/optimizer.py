@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from energy_lightning.recurring.errors import (
     truth,
     whole,
 )
+from energy_lightning.recurring.open_runs import OpenRuns
 from energy_lightning.recurring.runs import MOST_WHOLE, Belief, CostRule, Run, View
 from energy_lightning.recurring.settings import POLICIES, JobSettings, seed_and_clock, stored_settings
 from energy_lightning.recurring.store import RunStore
@@ -40,8 +40,8 @@ class BatchSizeOptimizer:
     many finished runs count, for a job that drifts; better five times as many as there are sizes, or what exploring
     teaches is soon forgotten. `lease_s`: a job silent for longer (no should_stop, no observe) is taken for dead.
     `policy`: "learned", or "published" as in You et al., NSDI 2023. Any number of processes may share `store`; one
-    optimizer serves one process and its threads. Raises RecurringError on wrong settings, StoreError on a foreign or
-    damaged store.
+    optimizer serves one process and its threads. It pickles, with its suggestions: report each of them once. Raises
+    RecurringError on wrong settings, StoreError on a foreign or damaged store.
     """
 
     def __init__(
@@ -69,9 +69,8 @@ class BatchSizeOptimizer:
             window=window,
             lease_s=lease_s,
         )
-        self._policy, self._seed, self._clock = POLICIES[policy], *seed_and_clock(seed, clock)
-        self._open: dict[int, int] = {}  # run_id -> batch size of this process's suggestions, oldest first
-        self._threads = threading.RLock()  # held from a look at `_open` to its change
+        self._seed, self._clock = seed_and_clock(seed, clock)
+        self._open = OpenRuns()
         self._store = store if isinstance(store, RunStore) else RunStore(store)
         self._keep_settings()
 
@@ -98,6 +97,10 @@ class BatchSizeOptimizer:
     def default(self) -> int:
         """The batch size that the job has run with so far."""
         return self.settings.default
+
+    @property
+    def _policy(self) -> Any:
+        return POLICIES[self.settings.policy]
 
     @property
     def cost(self) -> CostRule:
@@ -130,8 +133,7 @@ class BatchSizeOptimizer:
             arm = view.default if lost else self._policy.suggest(view, np.random.default_rng([self._seed, num_runs]))
             batch_size = self.batch_sizes[arm]
             run_id = rows.start(connection, batch_size, self._lease_end_s(), power_limit_w)
-        with self._threads:
-            self._open[run_id] = batch_size
+        self._open.add(run_id, batch_size)
         if lost:
             warnings.warn(self._never_reached(), TargetNeverReachedWarning, stacklevel=2)
         return batch_size
@@ -142,10 +144,10 @@ class BatchSizeOptimizer:
         Also renews the leases of this process's runs. Never True while no run has reached the target.
         """
         spent = self.cost(energy_j, time_s)
-        with self._threads, self._store.changing() as connection:
+        with self._open.held(), self._store.changing() as connection:
             for run_id in self._open:
                 rows.renew(connection, run_id, self._lease_end_s())
-            least = self._view(connection, None).least_cost()
+            least = self._least_cost(connection)
         return least is not None and spent > self.settings.beta * least
 
     def observe(
@@ -174,7 +176,7 @@ class BatchSizeOptimizer:
             least = 1 if reached_target else 0  # a run that broke off before the first tells nothing of them
             num_evaluations = whole("num_evaluations", num_evaluations, least=least, most=MOST_WHOLE) or None
         self.cost(energy_j, time_s)
-        with self._threads:
+        with self._open.held():
             run_id = self.open_run(batch_size)
             with self._store.changing() as connection:
                 kind.keep(connection, emulated, self._store.path)
@@ -190,7 +192,7 @@ class BatchSizeOptimizer:
                     num_evaluations=num_evaluations,
                 )
                 rows.finish(connection, report)
-            self._open.pop(known, None)
+            self._open.remove(known)
 
     @property
     def emulated(self) -> bool:
@@ -205,12 +207,12 @@ class BatchSizeOptimizer:
 
     def abandon(self, batch_size: int) -> None:
         """This process's oldest open suggestion of that size will not report: it says nothing of the size."""
-        with self._threads:
+        with self._open.held():
             run_id = self.open_run(self._arm(batch_size))
             if run_id is not None:
                 with self._store.changing() as connection:
                     rows.close(connection, run_id)
-                self._open.pop(run_id, None)
+                self._open.remove(run_id)
 
     def adopt(self, run_id: int | None, batch_size: int) -> None:
         """Go on with a run that was suggested earlier, e.g. to a process that was stopped and resumes.
@@ -220,18 +222,17 @@ class BatchSizeOptimizer:
         """
         batch_size = self._arm(batch_size)
         lease_end_s = self._lease_end_s()
-        with self._threads, self._store.changing() as connection:
+        with self._open.held(), self._store.changing() as connection:
             known = [run for run in self._runs(connection) if (run.run_id, run.batch_size) == (run_id, batch_size)]
             if known and not known[0].reached_target:
                 rows.reopen(connection, known[0].run_id, lease_end_s)
-                self._open[known[0].run_id] = batch_size
+                self._open.add(known[0].run_id, batch_size)
             else:
-                self._open[rows.start(connection, batch_size, lease_end_s, None)] = batch_size
+                self._open.add(rows.start(connection, batch_size, lease_end_s, None), batch_size)
 
     def open_run(self, batch_size: int) -> int | None:
         """Number in the store of this process's oldest open suggestion of that size; None: there is none."""
-        with self._threads:
-            return next((key for key, size in self._open.items() if size == batch_size), None)
+        return self._open.oldest(batch_size)
 
     def best(self, *, power_limit_w: float | None = None) -> int:
         """The cheapest, as believed, that reached the target; the default before. TargetNeverReachedError if none."""
@@ -278,6 +279,10 @@ class BatchSizeOptimizer:
     def _comparable(self, connection: Connection) -> list[Run]:
         """The runs as the policy is to compare them."""
         return self._runs(connection)
+
+    def _least_cost(self, connection: Connection) -> float | None:
+        """As View.least_cost, without reading all runs: jobs ask every few seconds."""
+        return rows.least_cost(connection, self.batch_sizes, *self.cost.weights, window=self.settings.window)
 
     def _read_view(self, power_limit_w: float | None) -> View:
         with self._store.reading() as connection:

@@ -60,12 +60,18 @@ class CostRule:
         if not 0.0 < self.max_power_w < math.inf:
             raise RecurringError(f"max_power_w must be positive and finite, got {self.max_power_w}: give GPUs x limit")
 
+    @property
+    def weights(self) -> tuple[float, float]:
+        """Of energy in J, and of time in s."""
+        return self.eta, (1.0 - self.eta) * self.max_power_w
+
     def __call__(self, energy_j: float, time_s: float) -> float:
         """Cost in J; raises RecurringError where energy or time is no number, negative, NaN, infinite or absurd."""
         energy_j, time_s = number("energy_j", energy_j, "1500.0 (J)"), number("time_s", time_s, "60.0 (s)")
         if not (0.0 <= energy_j < math.inf and 0.0 < time_s < math.inf):
             raise RecurringError(f"need 0 <= energy_j and 0 < time_s, both finite, got {energy_j} J and {time_s} s")
-        cost = self.eta * energy_j + (1.0 - self.eta) * self.max_power_w * time_s
+        of_energy, of_time = self.weights
+        cost = of_energy * energy_j + of_time * time_s
         if not cost < _MOST_J:
             raise RecurringError(f"a run of {energy_j:g} J and {time_s:g} s costs {cost:g} J: no run does, check units")
         return cost

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from energy_lightning.recurring import learned, published
@@ -20,14 +21,14 @@ def seed_and_clock(seed: Any, clock: Any) -> tuple[int, Callable[[], float]]:
     """What an optimizer needs besides the settings that a store keeps, checked."""
     if not callable(clock):
         raise RecurringError(f"clock must be a function that tells the time in s, e.g. time.time, got {clock!r}")
+    return whole("seed", seed, least=0), partial(_checked_time_s, clock)
 
-    def now_s() -> float:
-        given_s = number("the clock's time", clock(), "that of time.time()")
-        if not 0.0 <= given_s < math.inf:  # a store with it could not be read again
-            raise RecurringError(f"the clock says {given_s} s: it must be finite and >= 0, as that of time.time()")
-        return given_s
 
-    return whole("seed", seed, least=0), now_s
+def _checked_time_s(clock: Callable[[], Any]) -> float:
+    given_s = number("the clock's time", clock(), "that of time.time()")
+    if not 0.0 <= given_s < math.inf:  # a store with it could not be read again
+        raise RecurringError(f"the clock says {given_s} s: it must be finite and >= 0, as that of time.time()")
+    return given_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -13,8 +14,10 @@ from energy_lightning.recurring import (
     POLICIES,
     BatchSizeOptimizer,
     RecurringError,
+    StoreError,
     TargetNeverReachedError,
     TargetNeverReachedWarning,
+    rows,
 )
 from energy_lightning.recurring import learned as learned_policy
 from energy_lightning.recurring.runs import Outcome, View
@@ -80,6 +83,40 @@ def test_stops_past_beta_times_the_least_cost(tmp_path: Path) -> None:
     chosen.observe(32, energy_j=1.0, time_s=0.01, reached_target=False)  # cheap, but did not reach the target
     assert not chosen.should_stop(energy_j=150.0, time_s=1.5)
     assert chosen.should_stop(energy_j=150.1, time_s=1.5)
+
+
+@pytest.mark.parametrize(("window", "seed"), [(None, 0), (None, 1), (5, 0), (5, 1), (8, 2)])
+def test_the_least_cost_needs_no_look_at_every_run(
+    window: int | None, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run is stopped just past beta x the least cost of recent runs of its sizes that reached the target."""
+    rng, wide = np.random.default_rng(seed), optimizer(tmp_path, eta=0.5)
+    costs = []
+    for _ in range(30):
+        size, energy_j, time_s = int(rng.choice(ARMS)), float(rng.uniform(1.0, 9.0)), float(rng.uniform(0.01, 0.1))
+        reached = bool(rng.random() < 0.7)
+        wide.observe(size, energy_j=energy_j, time_s=time_s, reached_target=reached)
+        if size != 128:
+            costs.append((reached, 0.5 * energy_j + 0.5 * 100.0 * time_s))
+    wide.suggest()  # one that runs
+    least = min(cost for reached, cost in costs[-window if window else 0 :] if reached)
+    narrow = BatchSizeOptimizer(
+        ARMS[:-1], default=64, max_power_w=100.0, eta=0.5, beta=2.0, window=window, store=tmp_path / "job.sqlite"
+    )
+    monkeypatch.delattr(rows, "read")
+    assert not narrow.should_stop(energy_j=4.0 * least - 1.0, time_s=(1.0 - 1e-6) / 100.0)
+    assert narrow.should_stop(energy_j=4.0 * least - 1.0, time_s=(1.0 + 1e-6) / 100.0)
+
+
+@pytest.mark.parametrize("value", ["'a word'", "-1.0", "9e999", "x'01'"])
+@pytest.mark.parametrize("column", ["energy_j", "time_s"])
+def test_a_damaged_figure_is_named_and_is_no_least_cost(column: str, value: str, tmp_path: Path) -> None:
+    chosen = optimizer(tmp_path)
+    chosen.observe(64, energy_j=5.0, time_s=1.0, reached_target=True)
+    with sqlite3.connect(tmp_path / "job.sqlite") as connection:
+        connection.execute(f"UPDATE runs SET {column} = {value}")
+    with pytest.raises(StoreError, match="run 1 in the store holds"):
+        chosen.should_stop(energy_j=1e9, time_s=1.0)
 
 
 def test_jobs_that_start_together_try_different_new_sizes(tmp_path: Path) -> None:

@@ -1,7 +1,10 @@
-"""BatchSizeOptimizer under threads, clocks that tell no time, and paths that no file can have: nothing is lost."""
+"""BatchSizeOptimizer under threads, in other processes, with clocks that tell no time and paths of no file."""
 
 from __future__ import annotations
 
+import pickle
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -9,7 +12,14 @@ from typing import Any
 
 import pytest
 
-from energy_lightning.recurring import BatchSizeOptimizer, RecurringError, StoreError
+from energy_lightning.recurring import BatchSizeOptimizer, JointOptimizer, RecurringError, StoreError
+
+REPORTS = """
+import pickle, sys
+optimizer = pickle.load(sys.stdin.buffer)
+optimizer.observe(32, energy_j=1.0, time_s=1.0, reached_target=True)
+sys.stdout.buffer.write(pickle.dumps(optimizer))
+"""
 
 
 def optimizer(store: Any, **options: Any) -> BatchSizeOptimizer:
@@ -35,6 +45,20 @@ def test_threads_of_one_optimizer_each_report_a_run_of_their_own(tmp_path: Path)
         thread.join()
     assert faults == []
     assert [run.state for run in shared.runs()] == ["done"] * 8
+
+
+@pytest.mark.parametrize("kind", [BatchSizeOptimizer, JointOptimizer])
+def test_an_optimizer_goes_into_another_process_with_its_suggestions(
+    kind: type[BatchSizeOptimizer], tmp_path: Path
+) -> None:
+    here = kind([8, 16, 32], default=32, max_power_w=100.0, store=tmp_path / "job.sqlite", seed=7, policy="published")
+    assert here.suggest() == 32
+    done = subprocess.run([sys.executable, "-c", REPORTS], input=pickle.dumps(here), capture_output=True, check=True)
+    (run,) = here.runs()
+    assert (run.state, run.reached_target) == ("done", True)
+    back = pickle.loads(done.stdout)
+    assert (type(back), back.settings, back.open_run(32)) == (kind, here.settings, None)
+    assert back.suggest() == 16  # the published policy walks down
 
 
 @pytest.mark.parametrize("told", [float("inf"), float("nan"), -1.0, None, "now"])
