@@ -22,28 +22,15 @@ _LOG_S = 60.0  # between two lines of progress
 WIDTH = 110  # of tables that do not go to a terminal
 
 
-class Job:
-    """One job of a command: its settings, its folder, and a place for what people should read.
+class Screen:
+    """A place for what people should read.
 
     Attributes:
-        values: the settings, resolved.
-        folder: where files go; it exists.
         told: texts of the warnings that were printed.
     """
 
-    def __init__(self, config: Any, path: Path) -> None:
-        from omegaconf import OmegaConf
-
-        check_missing(config)
-        if "output_dir" in config:
-            config.output_dir = str(path)  # where several jobs are run, each has its own
+    def __init__(self) -> None:
         self.told: set[str] = set()
-        values: Any = OmegaConf.to_container(config, resolve=True)
-        self.values: dict[str, Any] = values
-        self.folder = RunFolder(path)
-        path.mkdir(parents=True, exist_ok=True)
-        OmegaConf.save(config, self.folder.config, resolve=True)
-        self.folder.update(status=RUNNING, error=None)
         self._console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
 
     def say(self, what: str | Table) -> None:
@@ -84,6 +71,29 @@ class Job:
                 texts.append(text)
                 self.told.add(text)
                 self.say(f"warning: {text}")
+
+
+class Job(Screen):
+    """One job of a command: its settings, its folder, and a place for what people should read.
+
+    Attributes:
+        values: the settings, resolved.
+        folder: where files go; it exists.
+    """
+
+    def __init__(self, config: Any, path: Path) -> None:
+        from omegaconf import OmegaConf
+
+        super().__init__()
+        check_missing(config)
+        if "output_dir" in config:
+            config.output_dir = str(path)  # where several jobs are run, each has its own
+        values: Any = OmegaConf.to_container(config, resolve=True)
+        self.values: dict[str, Any] = values
+        self.folder = RunFolder(path)
+        path.mkdir(parents=True, exist_ok=True)
+        OmegaConf.save(config, self.folder.config, resolve=True)
+        self.folder.update(status=RUNNING, error=None)
 
     def complete(self, files: list[str], **results: Any) -> None:
         """Write the results into summary.json, and say where the files are."""

@@ -1,114 +1,162 @@
-"""`energy-lightning recurring`: the state of a recurring job's store, as a table, a picture and CSV files."""
+"""`energy-lightning recurring`: the state of a recurring job's store as a table; on request a picture and CSV files."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from energy_lightning.app.folder import COMPLETED
+from energy_lightning.app.folder import COMPLETED, FAILED
 from energy_lightning.app.hydra_jobs import checked_arguments, exit_code, run_hydra
-from energy_lightning.app.predict_job import Job, run_job
-from energy_lightning.recurring import JointOptimizer, TargetNeverReachedError, savings
-from energy_lightning.report.recurring import beliefs_table, draw_recurring, savings_line
-from energy_lightning.types import ConfigError
+from energy_lightning.app.predict_job import Job, Screen, run_job
+from energy_lightning.app.settings import check_missing
+from energy_lightning.recurring import (
+    Belief,
+    JointOptimizer,
+    PowerLimitSample,
+    Run,
+    Savings,
+    TargetNeverReachedError,
+    savings,
+)
+from energy_lightning.recurring.wording import counted
+from energy_lightning.report.recurring import beliefs_table, cost_line, draw_recurring, savings_line
+from energy_lightning.types import ConfigError, EnergyLightningError
 
 CONFIG_NAME = "recurring"
 
 
 def recurring(arguments: Sequence[str]) -> int:
     """Show the store that `arguments` (Hydra overrides and flags) name; the exit code."""
-    return exit_code(run_hydra(checked_arguments(arguments, CONFIG_NAME), run_recurring, CONFIG_NAME), COMPLETED)
+    checked = checked_arguments([each for each in arguments if each != "output_dir=null"], CONFIG_NAME)
+    if not any(each.startswith("output_dir=") for each in checked):
+        checked.append("hydra.run.dir=.")  # where Hydra, which wants a folder, makes none
+    return exit_code(run_hydra(checked, run_recurring, CONFIG_NAME), COMPLETED)
 
 
 def run_recurring(config: Any, path: Path) -> str:
-    """Show as the composed configuration says, into the folder `path`; the job's status."""
-    return run_job(config, path, _show)
-
-
-def _show(job: Job) -> None:
-    store, limit_w = Path(str(job.values["store"])), _limit(job.values["power_limit_w"])
-    optimizer = JointOptimizer.of_store(store)
-    runs, beliefs, emulated = optimizer.runs(), optimizer.beliefs(power_limit_w=limit_w), optimizer.emulated
+    """Show as the composed configuration says, and write files where it names a folder, `path`; the job's status."""
+    if config.output_dir is not None or path != Path.cwd():  # the latter: one of several jobs, each has its folder
+        return run_job(config, path, _show_and_write)
     try:
-        best: int | None = optimizer.best(power_limit_w=limit_w)
-    except TargetNeverReachedError as error:
-        best = None
-        job.say(f"warning: {error}")
-    title, default = f"Recurring job {store.name}: {len(runs)} runs", optimizer.default
-    saved = savings(runs, default, optimizer.cost)
-    job.say(beliefs_table(beliefs, title=title, default=default, best=best, emulated=emulated))
-    job.say(savings_line(saved, default))
-    folder = job.folder.path
-    draw_recurring(
-        beliefs,
-        runs,
-        folder / "recurring.png",
-        cost=optimizer.cost,
-        saved=saved,
-        title=title,
-        default=default,
-        emulated=emulated,
-    )
-    files = _write_tables(folder, optimizer, emulated=emulated, best=best, limit_w=limit_w)
-    job.complete(
-        [*files, "recurring.png"],
-        store=str(store),
-        emulated=emulated,
-        settings=asdict(optimizer.settings),
-        best=best,
-        num_runs=len(runs),
-        savings=None if saved is None else asdict(saved),
-    )
+        check_missing(config)
+        _State.read(config.store, config.power_limit_w).show(Screen())
+    except EnergyLightningError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return FAILED
+    return COMPLETED
 
 
-def _write_tables(
-    folder: Path, optimizer: JointOptimizer, *, emulated: bool, best: int | None, limit_w: float | None
-) -> list[str]:
-    costs = [
-        None if run.energy_j is None or run.time_s is None else optimizer.cost(run.energy_j, run.time_s)
-        for run in optimizer.runs()
-    ]
-    tables = {
-        "beliefs.csv": [
-            {
-                **asdict(one),
-                "is_default": one.batch_size == optimizer.default,
-                "is_best": one.batch_size == best,
-                "emulated": emulated,
-            }
-            for one in optimizer.beliefs(power_limit_w=limit_w)
-        ],
-        "profiles.csv": [
-            {
-                "batch_size": size,
-                **asdict(one),
-                "is_best": one.power_limit_w == optimizer.limit_of(size),
-                "emulated": emulated,
-            }
-            for size, sweep in optimizer.profiles().items()
-            for one in sweep
-        ],
-        "runs.csv": [
-            {**asdict(run), "cost_j": cost, "emulated": emulated}
-            for run, cost in zip(optimizer.runs(), costs, strict=True)
-        ],
-    }
-    for name, rows in tables.items():
-        _write_csv(folder / name, rows)
-    return [name for name, rows in tables.items() if rows]
+def _show_and_write(job: Job) -> None:
+    state = _State.read(job.values["store"], job.values["power_limit_w"])
+    state.show(job)
+    job.complete(state.write(job.folder.path), **state.summary())
 
 
-def _write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    listed = list(rows)
-    if not listed:
-        return
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _State:
+    """All that a store tells. `fault`: why there is no `best`."""
+
+    store: Path
+    optimizer: JointOptimizer
+    emulated: bool
+    runs: Sequence[Run]
+    beliefs: Sequence[Belief]
+    profiles: Mapping[int, Sequence[PowerLimitSample]]
+    best: int | None
+    fault: str | None
+    saved: Savings | None
+
+    @classmethod
+    def read(cls, store: Any, power_limit_w: Any) -> Self:
+        """With beliefs under a power limit in W, or None. ConfigError, StoreError."""
+        path, limit_w = Path(str(store)), _limit(power_limit_w)
+        optimizer = JointOptimizer.of_store(path)
+        runs, best, fault = optimizer.runs(), None, None
+        try:
+            best = optimizer.best(power_limit_w=limit_w)
+        except TargetNeverReachedError as error:
+            fault = str(error)
+        return cls(
+            store=path,
+            optimizer=optimizer,
+            emulated=optimizer.emulated,
+            runs=runs,
+            beliefs=optimizer.beliefs(power_limit_w=limit_w),
+            profiles=optimizer.profiles(),
+            best=best,
+            fault=fault,
+            saved=savings(runs, optimizer.default, optimizer.cost),
+        )
+
+    @property
+    def _shown(self) -> dict[str, Any]:
+        """What table and picture have in common."""
+        title = f"Recurring job {self.store.name}: {counted(len(self.runs), 'run')}"
+        return {
+            "cost": self.optimizer.cost,
+            "title": title,
+            "default": self.optimizer.default,
+            "emulated": self.emulated,
+        }
+
+    def show(self, screen: Screen) -> None:
+        """A table and lines."""
+        if self.fault is not None:
+            screen.say(f"warning: {self.fault}")
+        screen.say(beliefs_table(self.beliefs, best=self.best, **self._shown))
+        screen.say(cost_line(self.optimizer.cost))
+        screen.say(savings_line(self.saved, self.optimizer.default, self.optimizer.cost))
+
+    def summary(self) -> dict[str, Any]:
+        """For summary.json."""
+        return {
+            "store": str(self.store),
+            "emulated": self.emulated,
+            "settings": asdict(self.optimizer.settings),
+            "cost": cost_line(self.optimizer.cost),
+            "best": self.best,
+            "num_runs": len(self.runs),
+            "savings": None if self.saved is None else asdict(self.saved),
+        }
+
+    def write(self, folder: Path) -> list[str]:
+        """Tables and a picture; their names."""
+        tables = {name: rows for name, rows in self._tables().items() if rows}
+        for name, rows in tables.items():
+            _write_csv(folder / name, rows)
+        draw_recurring(self.beliefs, self.runs, folder / "recurring.png", saved=self.saved, **self._shown)
+        return [*tables, "recurring.png"]
+
+    def _tables(self) -> dict[str, list[dict[str, Any]]]:
+        optimizer, kind = self.optimizer, {"emulated": self.emulated}
+        return {
+            "beliefs.csv": [
+                {
+                    **asdict(one),
+                    "is_default": one.batch_size == optimizer.default,
+                    "is_best": one.batch_size == self.best,
+                    **kind,
+                }
+                for one in self.beliefs
+            ],
+            "profiles.csv": [
+                {"batch_size": size, **asdict(one), "is_best": one.power_limit_w == optimizer.limit_of(size), **kind}
+                for size, sweep in self.profiles.items()
+                for one in sweep
+            ],
+            "runs.csv": [{**asdict(run), "cost_j": optimizer.cost.of(run), **kind} for run in self.runs],
+        }
+
+
+def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(listed[0]))
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()
-        writer.writerows(listed)
+        writer.writerows(rows)
 
 
 def _limit(value: Any) -> float | None:

@@ -127,7 +127,7 @@ class JobRun:
             "run_id": self._run_id,
             "reached": reached,
             "time_s": spent.time_s,
-            "energy_j": spent.energy_j or 0.0,
+            "energy_j": spent.energy_j,
             "evaluations": None if self._evaluations is None else self._evaluations.state(),
         }
 

@@ -182,7 +182,7 @@ class RecurringRun:
         return "out of memory"
 
     def _report(self, verdict: Verdict, spent: Spent, num_evaluations: int | None) -> tuple[bool, str]:
-        report: dict[str, Any] = {"energy_j": spent.energy_j or 0.0, "time_s": spent.time_s}
+        report: dict[str, Any] = {"energy_j": spent.energy_j, "time_s": spent.time_s}
         report |= {"reached_target": verdict == "reached"}
         report |= {} if num_evaluations is None else {"num_evaluations": num_evaluations}
         report |= {"emulated": True} if self._emulated else {}

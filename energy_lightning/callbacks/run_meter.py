@@ -37,7 +37,8 @@ class RunMeter:
     Args:
         device: what is measured; once it fails, time goes by `clock_s` and is void.
         gpu: see `Spent`.
-        before: what the same run spent in processes before this one; counted on the rank that has it.
+        before: what the same run spent in processes before this one, in s and J; counted on the rank that has it. No
+            J where it was not measured: that time is void.
         clock_s: wall time.
     """
 
@@ -45,12 +46,13 @@ class RunMeter:
         self,
         device: Any,
         gpu: float,
-        before: tuple[float, float] = (0.0, 0.0),
+        before: tuple[float, float | None] = (0.0, 0.0),
         *,
         clock_s: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._device, self._gpu, self._clock_s = device, gpu, clock_s
-        self._before_s, self._before_j = before
+        self._before_s, self._before_j = before[0], before[1] or 0.0
+        self._unmeasured_s = before[0] if before[1] is None else 0.0
         self._meter: EnergyMeter | None = None
         self._valid_s = self._energy_j = self._void_s = 0.0
         self._read_s: float | None = None  # the latest reading, by the wall clock; None: not begun, or closed
@@ -77,15 +79,15 @@ class RunMeter:
         if self._meter is None and self._read_s is not None:
             self._void_s += now_s - self._read_s
         self._read_s = None if self._read_s is None else now_s
-        own_s = self._valid_s + self._void_s
-        energy_j = None if self._valid_s == 0.0 else self._energy_j * own_s / self._valid_s + self._before_j
-        if own_s == 0.0 and self._meter is not None:
+        own_s, void_s = self._valid_s + self._void_s, self._void_s + self._unmeasured_s
+        energy_j = None
+        if self._valid_s > 0.0:
+            energy_j = self._energy_j * (self._valid_s + void_s) / self._valid_s + self._before_j
+        elif void_s == 0.0 and self._meter is not None:
             energy_j = self._before_j
         range_w = getattr(self._device, "power_limit_range_w", None)
         limit_w = getattr(self._device, "power_limit_w", None) if range_w is None else range_w[1]
-        return Spent(
-            gpu=self._gpu, time_s=own_s + self._before_s, energy_j=energy_j, limit_w=limit_w, void_s=self._void_s
-        )
+        return Spent(gpu=self._gpu, time_s=own_s + self._before_s, energy_j=energy_j, limit_w=limit_w, void_s=void_s)
 
     def close(self) -> None:
         """End; what was read last stays. Idempotent."""
@@ -142,9 +144,9 @@ class JobMeter:
     """
 
     def __init__(self, trainer: Any, device: Any, before: Mapping[str, Any]) -> None:
-        before_s, before_j = float(before.get("time_s", 0.0)), float(before.get("energy_j", 0.0))
+        before_s, before_j = float(before.get("time_s", 0.0)), before.get("energy_j", 0.0)
         # earlier energy is the whole job's: it counts on one rank; time is the slowest rank's: it counts on all
-        own_j = before_j if trainer.is_global_zero else 0.0
+        own_j = before_j if trainer.is_global_zero or before_j is None else 0.0
         self._own = RunMeter(device, gpu_identity(device, trainer.global_rank), (before_s, own_j))
         self._own.start()
         self._closed, self._rows = False, list[Spent]()  # of all ranks, as of the last look

@@ -85,10 +85,11 @@ class JointOptimizer(BatchSizeOptimizer):
         def converted(run: Run) -> Run:
             sweep = profiles.get(run.batch_size, [])
             made = next((one for one in sweep if one.power_limit_w == run.power_limit_w), None)
-            if made is None or run.energy_j is None or run.time_s is None:
+            if made is None:
                 return replace(run, power_limit_w=None)
             best = self._best(sweep)
-            energy_j, time_s = run.energy_j * best.energy_j / made.energy_j, run.time_s * best.time_s / made.time_s
+            energy_j = None if run.energy_j is None else run.energy_j * best.energy_j / made.energy_j
+            time_s = None if run.time_s is None else run.time_s * best.time_s / made.time_s
             return replace(run, energy_j=energy_j, time_s=time_s, power_limit_w=None)
 
         return [converted(run) for run in self._runs(connection)]

@@ -138,12 +138,13 @@ class BatchSizeOptimizer:
             warnings.warn(self._never_reached(), TargetNeverReachedWarning, stacklevel=2)
         return batch_size
 
-    def should_stop(self, *, energy_j: float, time_s: float) -> bool:
+    def should_stop(self, *, energy_j: float | None, time_s: float) -> bool:
         """Whether a run that has spent this much is past beta x the least cost of a run that reached the target.
 
-        Also renews the leases of this process's runs. Never True while no run has reached the target.
+        Also renews the leases of this process's runs. Never True while no run has reached the target. `energy_j` may be
+        None (not measured) where eta is 0.
         """
-        spent = self.cost(energy_j, time_s)
+        spent = self.cost(0.0 if energy_j is None and self.cost.eta == 0.0 else energy_j, time_s)  # type: ignore[arg-type]
         with self._open.held(), self._store.changing() as connection:
             for run_id in self._open:
                 rows.renew(connection, run_id, self._lease_end_s())
@@ -154,7 +155,7 @@ class BatchSizeOptimizer:
         self,
         batch_size: int,
         *,
-        energy_j: float,
+        energy_j: float | None,
         time_s: float,
         reached_target: bool,
         power_limit_w: float | None = None,
@@ -163,6 +164,7 @@ class BatchSizeOptimizer:
     ) -> None:
         """Report a run: energy in J over all GPUs and time in s, whether it ended or was stopped.
 
+        `energy_j` may be None, not measured, where eta is 0, and of a run that missed the target (out of memory, say).
         `num_evaluations`: how often the target was looked at during the run (validations, or epochs where there are
         none; those completed, where it was stopped). It tells the policy how finely a run's length is known; without it
         costs are compared as they are.
@@ -175,7 +177,8 @@ class BatchSizeOptimizer:
         if num_evaluations is not None:
             least = 1 if reached_target else 0  # a run that broke off before the first tells nothing of them
             num_evaluations = whole("num_evaluations", num_evaluations, least=least, most=MOST_WHOLE) or None
-        self.cost(energy_j, time_s)
+        unmeasured = energy_j is None and (self.cost.eta == 0.0 or not reached_target)
+        self.cost(0.0 if unmeasured else energy_j, time_s)  # type: ignore[arg-type]  # None is named as no number
         with self._open.held():
             run_id = self.open_run(batch_size)
             with self._store.changing() as connection:

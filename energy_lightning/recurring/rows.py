@@ -68,18 +68,20 @@ def least_cost(
 ) -> float | None:
     """Least of_energy x energy + of_time x time of a run that reached the target; None where there is none.
 
-    Of these sizes, and of their last `window` finished runs. StoreError for figures that are none.
+    Of these sizes, and of their last `window` finished runs with a known cost (CostRule.of). StoreError for figures
+    that are none.
     """
     bad = "typeof({0}) NOT IN ('integer', 'real') OR {0} < 0 OR {0} = 9e999"
     recent = (
-        "SELECT reached_target, energy_j, time_s FROM runs WHERE finished IS NOT NULL AND time_s IS NOT NULL "
-        f"AND energy_j IS NOT NULL AND batch_size IN ({','.join('?' * len(batch_sizes))})"
+        "SELECT reached_target, coalesce(energy_j, 0.0) AS energy_j, time_s FROM runs WHERE finished IS NOT NULL "
+        "AND time_s IS NOT NULL AND (energy_j IS NOT NULL OR NOT reached_target OR ? = 0.0) "
+        f"AND batch_size IN ({','.join('?' * len(batch_sizes))})"
     )
     recent += "" if window is None else f" ORDER BY finished DESC LIMIT {int(window)}"
     least, damaged = connection.execute(
         f"SELECT min(? * energy_j + ? * time_s), max({bad.format('energy_j')} OR {bad.format('time_s')}) "
         f"FROM ({recent}) WHERE reached_target",
-        (of_energy, of_time, *batch_sizes),
+        (of_energy, of_time, of_energy, *batch_sizes),
     ).fetchone()
     if damaged:
         read(connection, 0.0, 1.0)  # names the run

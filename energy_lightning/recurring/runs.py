@@ -14,7 +14,7 @@ MOST_WHOLE = 2**53  # SQLite and floats hold it exactly
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run of the job. Energy over all GPUs of the job; None while it runs.
+    """One run of the job. Energy over all GPUs of the job; None while it runs, and where it was not measured.
 
     `state` is "running", "done" or "dead" (its lease ran out before it reported). `num_evaluations`: how often the
     target was looked at during the run: validations, or epochs where there are none; None: not known.
@@ -75,6 +75,15 @@ class CostRule:
         if not cost < _MOST_J:
             raise RecurringError(f"a run of {energy_j:g} J and {time_s:g} s costs {cost:g} J: no run does, check units")
         return cost
+
+    def of(self, run: Run) -> float | None:
+        """Cost in J of a finished run; None of one that runs, or whose energy counts and was not measured.
+
+        One that missed the target costs as much as is known: the policies charge it with the run that must follow.
+        """
+        if run.time_s is None or (run.energy_j is None and run.reached_target and self.eta > 0.0):
+            return None
+        return self(0.0 if run.energy_j is None else run.energy_j, run.time_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -97,18 +97,18 @@ class JobSettings:
 
         Runs of sizes that are no longer offered are left out.
         """
-        arms, cost = {size: arm for arm, size in enumerate(self.batch_sizes)}, self.cost
+        arms, rule = {size: arm for arm, size in enumerate(self.batch_sizes)}, self.cost
         known = [run for run in runs if run.batch_size in arms]
         outcomes = [
             Outcome(
                 arm=arms[run.batch_size],
-                cost=cost(run.energy_j, run.time_s),
+                cost=cost,
                 reached=run.reached_target,
                 power_limit_w=run.power_limit_w,
                 num_evaluations=run.num_evaluations,
             )
             for run in known
-            if run.energy_j is not None and run.time_s is not None
+            if (cost := rule.of(run)) is not None
         ]
         return View(
             batch_sizes=self.batch_sizes,

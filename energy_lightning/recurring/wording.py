@@ -1,8 +1,13 @@
-"""Differences for people (floor 1)."""
+"""Numbers and differences for people (floor 1)."""
 
 from __future__ import annotations
 
 _SAME = 0.0005  # what would be printed as 0.0%
+
+
+def counted(number: int, what: str) -> str:
+    """ "1 run", "2 runs"."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def more_or_less(what: str, now: float, before: float) -> str:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from energy_lightning.recurring import Belief, CostRule, Run, Savings
-from energy_lightning.recurring.wording import more_or_less
+from energy_lightning.recurring.wording import counted, more_or_less
 from energy_lightning.report.console import EMULATED, format_energy
 
 if TYPE_CHECKING:
@@ -21,10 +22,41 @@ if TYPE_CHECKING:
 _BLUE, _RED, _GREEN, _GREY = "#0072b2", "#d55e00", "#009e73", "0.5"  # Okabe and Ito
 
 
-def beliefs_table(beliefs: Sequence[Belief], *, title: str, default: int, best: int | None, emulated: bool) -> Table:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shown:
+    """How costs are shown: in J; where time alone counts as that time, as nobody measured so many J."""
+
+    what: str
+    unit: str
+    of_j: float
+
+    @classmethod
+    def by(cls, cost: CostRule) -> Self:
+        if cost.eta == 0.0:
+            return cls(what="time", unit="s", of_j=1.0 / cost.max_power_w)
+        return cls(what="cost", unit="J", of_j=1.0)
+
+    def text(self, cost_j: float) -> str:
+        return format_energy(cost_j) if self.unit == "J" else f"{cost_j * self.of_j:.4g} s"
+
+
+def cost_line(cost: CostRule) -> str:
+    """What a run costs, in one line."""
+    if cost.eta == 0.0:
+        bound = f"cost_j in the files is {cost.max_power_w:g} W x time, nothing measured"
+        return f"cost: time alone (eta=0), no energy; {bound}"
+    if cost.eta == 1.0:
+        return "cost: energy over all GPUs (eta=1)"
+    return f"cost: {cost.eta:g} x energy over all GPUs + {1.0 - cost.eta:g} x {cost.max_power_w:g} W x time"
+
+
+def beliefs_table(
+    beliefs: Sequence[Belief], *, cost: CostRule, title: str, default: int, best: int | None, emulated: bool
+) -> Table:
     """A row a batch size; the believed best in bold."""
+    shown = _Shown.by(cost)
     table = Table(title=_titled(title, emulated), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in ("Batch size", "Runs", "Reached", "Running", "Believed cost", "+-", "Against best"):
+    for heading in ("Batch size", "Runs", "Reached", "Running", f"Believed {shown.what}", "+-", "Against best"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("")
     least = next((one.cost_j for one in beliefs if one.batch_size == best), math.nan)
@@ -36,7 +68,7 @@ def beliefs_table(beliefs: Sequence[Belief], *, title: str, default: int, best: 
             str(one.num_runs),
             str(one.num_reached),
             str(one.num_running),
-            format_energy(one.cost_j) if known else "-",
+            shown.text(one.cost_j) if known else "-",
             f"{one.cost_sd_j / one.cost_j:.1%}" if known and one.cost_j > 0.0 else "-",
             f"{one.cost_j / least - 1.0:+.1%}" if known and not math.isnan(least) else "-",
             ", ".join(marks),
@@ -45,16 +77,22 @@ def beliefs_table(beliefs: Sequence[Belief], *, title: str, default: int, best: 
     return table
 
 
-def savings_line(saved: Savings | None, default: int) -> str:
+def savings_line(saved: Savings | None, default: int, cost: CostRule) -> str:
     """What recurrences have cost against the default, in one line."""
     if saved is None:
         return f"savings: not known before a run with the default batch size {default} has reached the target"
-    energy = more_or_less("energy", saved.energy_j, saved.default_energy_j)
-    time = more_or_less("time", saved.time_s, saved.default_time_s)
-    cost = more_or_less("cost", saved.cost_j, saved.default_cost_j)
+    changes = [more_or_less("time", saved.time_s, saved.default_time_s)]
+    spent = [f"{saved.time_s:.4g} s"]
+    if saved.energy_j is None or saved.default_energy_j is None:
+        spent.insert(0, "energy not measured")
+    else:
+        changes.insert(0, more_or_less("energy", saved.energy_j, saved.default_energy_j))
+        spent.insert(0, f"{format_energy(saved.energy_j)} over all GPUs")
+    if cost.eta > 0.0:  # else it is the time
+        changes.append(more_or_less("cost", saved.cost_j, saved.default_cost_j))
     return (
-        f"{saved.num_recurrences} recurrences, exploring included, against as many with the default batch size "
-        f"{default}: {energy}, {time}, {cost} ({format_energy(saved.energy_j)} over all GPUs, {saved.time_s:.4g} s)"
+        f"{counted(saved.num_recurrences, 'recurrence')}, exploring included, against as many with the default batch "
+        f"size {default}: {', '.join(changes)} ({', '.join(spent)})"
     )
 
 
@@ -80,7 +118,7 @@ def draw_recurring(
         figure.text(0.5, 0.5, EMULATED, fontsize=60, color=_GREY, alpha=0.12, ha="center", va="center")
     left, right = figure.subplots(1, 2)
     _draw_costs(left, beliefs, runs, cost, default)
-    _draw_savings(right, saved)
+    _draw_savings(right, saved, _Shown.by(cost))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, format="png")
     return path
@@ -89,22 +127,23 @@ def draw_recurring(
 def _draw_costs(axes: Axes, beliefs: Sequence[Belief], runs: Sequence[Run], cost: CostRule, default: int) -> None:
     from matplotlib.ticker import LogLocator, StrMethodFormatter
 
+    shown = _Shown.by(cost)
     for reached, marker, colour, label in ((True, "o", _BLUE, "reached"), (False, "x", _RED, "missed or stopped")):
         points = [
-            (run.batch_size, cost(run.energy_j, run.time_s))
+            (run.batch_size, of_run * shown.of_j)
             for run in runs
-            if run.energy_j is not None and run.time_s is not None and run.reached_target is reached
+            if (of_run := cost.of(run)) is not None and run.reached_target is reached
         ]
         if points:
             axes.plot(*zip(*points, strict=True), marker, color=colour, alpha=0.5, markersize=5, label=label)
     known = [one for one in beliefs if not math.isnan(one.cost_j)]
     if known:
-        sizes, means = [one.batch_size for one in known], np.array([one.cost_j for one in known])
-        spread = 2.0 * np.array([one.cost_sd_j for one in known])
+        sizes, means = [one.batch_size for one in known], np.array([one.cost_j for one in known]) * shown.of_j
+        spread = 2.0 * np.array([one.cost_sd_j for one in known]) * shown.of_j
         low = np.minimum(spread, 0.9 * means)  # the axis is logarithmic
         axes.errorbar(sizes, means, yerr=np.stack([low, spread]), fmt="_", color="k", capsize=3, label="believed, 2 sd")
     axes.axvline(default, color=_GREY, linestyle=":", linewidth=1, label="default")
-    axes.set(xscale="log", yscale="log", xlabel="batch size", ylabel="cost of a run (J)")
+    axes.set(xscale="log", yscale="log", xlabel="batch size", ylabel=f"{shown.what} of a run ({shown.unit})")
     axes.set_xticks([one.batch_size for one in beliefs], [str(one.batch_size) for one in beliefs])
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 1.2, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
@@ -113,7 +152,7 @@ def _draw_costs(axes: Axes, beliefs: Sequence[Belief], runs: Sequence[Run], cost
     axes.legend(fontsize=8)
 
 
-def _draw_savings(axes: Axes, saved: Savings | None) -> None:
+def _draw_savings(axes: Axes, saved: Savings | None, shown: _Shown) -> None:
     if saved is None:
         axes.text(
             0.5, 0.5, "no run with the default has\nreached the target yet", ha="center", transform=axes.transAxes
@@ -121,11 +160,12 @@ def _draw_savings(axes: Axes, saved: Savings | None) -> None:
         axes.set_axis_off()
         return
     axes.axhline(0.0, color=_GREY, linewidth=1)
-    axes.plot(range(1, saved.num_recurrences + 1), saved.saved_cost_j, "-o", color=_GREEN, markersize=3)
+    so_far = np.array(saved.saved_cost_j) * shown.of_j
+    axes.plot(range(1, saved.num_recurrences + 1), so_far, "-o", color=_GREEN, markersize=3)
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set(xlabel="recurrence", ylabel="cost saved so far against the default (J)")
+    axes.set(xlabel="recurrence", ylabel=f"{shown.what} saved so far against the default ({shown.unit})")
     axes.grid(alpha=0.3)
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from energy_lightning.app import main
 from energy_lightning.recurring import BatchSizeOptimizer, CostRule, JointOptimizer, Run, savings
+from energy_lightning.report.recurring import cost_line
 
 RUNS = [(32, 100.0, 10.0, True), (16, 60.0, 8.0, True), (64, 150.0, 9.0, False), (16, 64.0, 8.0, True)]
 
@@ -58,6 +59,69 @@ def test_state_savings_picture_and_tables(tmp_path: Path, capsys: pytest.Capture
     assert (summary["status"], summary["best"], summary["num_runs"]) == ("completed", 16, 4)
     assert summary["savings"]["saved_cost_j"] == [0.0, 30.0, -62.0]
     assert store.read_bytes() == before
+
+
+def test_a_look_leaves_nothing_behind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store_of(tmp_path)
+    assert main(["recurring", "store=job.sqlite"]) == 0
+    assert main(["recurring", "store=job.sqlite", "output_dir=null"]) == 0
+    assert capsys.readouterr().out.count("Recurring job job.sqlite: 4 runs") == 2
+    assert main(["recurring", "store=none.sqlite"]) == 1
+    assert capsys.readouterr().err.startswith("error: no store none.sqlite")
+    assert [path.name for path in tmp_path.iterdir()] == ["job.sqlite"]
+
+
+def test_several_stores_at_once_have_a_folder_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store_of(tmp_path)
+    (tmp_path / "other.sqlite").write_bytes((tmp_path / "job.sqlite").read_bytes())
+    assert main(["recurring", "--multirun", "store=job.sqlite,other.sqlite", "output_dir=out"]) == 0
+    assert len(list((tmp_path / "out").rglob("runs.csv"))) == 2
+
+
+def by_time(folder: Path, runs: Any) -> Path:
+    """A store whose runs count by their time alone; a second costs 50."""
+    path = folder / "job.sqlite"
+    optimizer = BatchSizeOptimizer([16, 32], default=32, max_power_w=50.0, eta=0.0, store=path)
+    for size, time_s in runs:
+        optimizer.observe(size, energy_j=None, time_s=time_s, reached_target=True)
+    return path
+
+
+def test_what_was_not_measured_is_no_energy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Time alone counts: 10 s and 5 s against twice 10 s are 25% less; a row has no energy, and nothing is in J."""
+    assert main(["recurring", f"store={by_time(tmp_path, [(32, 10.0), (16, 5.0)])}", f"output_dir={tmp_path}/out"]) == 0
+    table, _, lines = capsys.readouterr().out.partition("cost: ")
+    assert "Believed time" in table
+    assert " J" not in table
+    assert (
+        lines.splitlines()[0] == "time alone (eta=0), no energy; cost_j in the files is 50 W x time, nothing measured"
+    )
+    assert "2 recurrences" in lines
+    assert "default batch size 32: 25.0% less time (energy not measured, 15 s)" in lines
+    listed = rows_of(tmp_path / "out" / "runs.csv")
+    assert [(row["energy_j"], float(row["cost_j"])) for row in listed] == [("", 500.0), ("", 250.0)]
+    saved = json.loads((tmp_path / "out" / "summary.json").read_text())["savings"]
+    assert (saved["energy_j"], saved["default_energy_j"], saved["time_s"]) == (None, None, 15.0)
+
+
+def test_one_is_not_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recurring", f"store={by_time(tmp_path, [(32, 10.0)])}", f"output_dir={tmp_path}/out"]) == 0
+    said = capsys.readouterr().out
+    assert "1 runs" not in said
+    assert "Recurring job job.sqlite: 1 run" in said
+    assert "1 recurrence, exploring included" in said
+
+
+@pytest.mark.parametrize(
+    ("eta", "line"),
+    [(1.0, "cost: energy over all GPUs (eta=1)"), (0.25, "cost: 0.25 x energy over all GPUs + 0.75 x 10 W x time")],
+)
+def test_what_a_run_costs_is_said(eta: float, line: str) -> None:
+    assert cost_line(CostRule(eta=eta, max_power_w=10.0)) == line
 
 
 def test_emulated_runs_are_labelled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -208,7 +208,7 @@ def test_a_job_without_energy_is_refused_unless_time_alone_counts(tmp_path: Path
     assert run.state == "dead"
     (tmp_path / "time").mkdir()
     JobTrainer(device, [job(tmp_path / "time", device, eta=0.0)]).fit()
-    assert [run.reached_target for run in runs(tmp_path / "time")] == [True]
+    assert [(run.reached_target, run.energy_j, run.time_s) for run in runs(tmp_path / "time")] == [(True, None, 60.0)]
 
 
 def test_emulated_runs_do_not_enter_a_store_of_measured_ones(tmp_path: Path) -> None:

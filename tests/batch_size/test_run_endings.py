@@ -246,6 +246,29 @@ def test_time_goes_on_by_the_wall_clock_where_the_gpu_is_lost() -> None:
     assert meter.read() == spent
 
 
+def test_what_was_not_measured_before_a_checkpoint_counts_at_the_mean_power_since() -> None:
+    device = ScriptedDevice()
+    meter = RunMeter(device, 1.0, (5.0, None))
+    meter.start()
+    assert (meter.read().time_s, meter.read().energy_j) == (5.0, None)
+    device.work(10.0)
+    spent = meter.read()
+    assert (spent.time_s, spent.void_s) == (15.0, 5.0)
+    assert spent.energy_j == pytest.approx(15.0 * POWER_W)
+
+
+def test_by_time_alone_a_checkpoint_makes_up_no_energy(tmp_path: Path) -> None:
+    device = ScriptedDevice(energy_source="none")
+    trainer = JobTrainer(device, [job(tmp_path, device, eta=0.0)])
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(save_at=20, fails=(25, KeyboardInterrupt()))
+    assert trainer.checkpoint["callbacks"]["RecurringJob"]["energy_j"] is None
+    later = JobTrainer(device, [job(tmp_path, device, eta=0.0)])
+    later.fit(resumed=trainer.checkpoint)
+    (run,) = (run for run in runs(tmp_path) if run.state == "done")
+    assert (run.energy_j, run.time_s) == (None, NEEDED[32] * STEP_S)
+
+
 def test_other_ranks_are_taken_to_do_as_this_one_does() -> None:
     rows = [Spent(gpu=gpu, time_s=10.0 + gpu, energy_j=100.0 * gpu, limit_w=400.0, void_s=0.0) for gpu in (1.0, 2.0)]
     own = Spent(gpu=1.0, time_s=14.0, energy_j=130.0, limit_w=400.0, void_s=0.0)

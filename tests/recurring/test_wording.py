@@ -1,4 +1,4 @@
-"""Differences in words."""
+"""Numbers and differences in words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from energy_lightning.recurring.wording import more_or_less
+from energy_lightning.recurring.wording import counted, more_or_less
 
 
 @pytest.mark.parametrize(
@@ -22,3 +22,8 @@ from energy_lightning.recurring.wording import more_or_less
 )
 def test_differences_say_which_way_they_go(now: float, before: float, expected: str) -> None:
     assert more_or_less("energy", now, before) == expected
+
+
+@pytest.mark.parametrize(("number", "expected"), [(0, "0 runs"), (1, "1 run"), (2, "2 runs")])
+def test_one_is_not_many(number: int, expected: str) -> None:
+    assert counted(number, "run") == expected
