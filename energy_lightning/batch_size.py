@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from energy_lightning.callbacks.attributes import BatchAttributes, loader_fault
+from energy_lightning.callbacks.attributes import BatchAttributes
+from energy_lightning.callbacks.comparable import loader_doubt, loader_fault, mark_trained, start_fault
 from energy_lightning.callbacks.job import check_alone, degrading, say
 from energy_lightning.callbacks.job_run import JobRun
 from energy_lightning.callbacks.monitored import Monitored
@@ -40,13 +41,21 @@ class RecurringJobMixin:
 
     A store that fails during a run (deleted, no space) ends no training: one line tells the figures, to report later.
 
-    A run that ends without the target is reported as such, also one that ran out of memory (with the wall time where
-    nothing was metered yet). One that was interrupted or failed, or never logged `monitor`, says nothing of its batch
-    size and is not reported; a killed one neither, its lease ends. A run resumed from a checkpoint goes on under its
-    own batch size, with what it has spent; one that had reached its target ends. With PowerLimitOptimizer each batch
-    size runs under its own best limit, so that both are chosen jointly: the first run of a size pays for the sweep. A
-    fast_dev_run suggests and reports nothing. On an emulated NVML the time is the CPU's and the energy goes with it:
-    runs show that choosing works, not which size is cheap.
+    A run that ends without the target is reported as such. Out of memory is reported (with the wall time where nothing
+    was metered yet) and then raised out of fit all the same: the next run gets another size; a rank other than 0 that
+    alone runs out of memory reports it itself, where it sees the store's file. A run that was interrupted or failed, or
+    never logged `monitor`, says nothing of its batch size and is not reported; a killed one neither, its lease ends. A
+    run resumed from a checkpoint goes on under its own batch size, with what it has spent; one that had reached its
+    target ends. A fast_dev_run suggests and reports nothing.
+
+    Two more kinds of runs are trained and not reported, with a line that says so. One that does not begin as the others
+    do (a module that was trained for this job before, also a copy of it; a Trainer that goes on; a checkpoint without
+    our state) costs too little, and one such figure would stop every later run at `beta` times itself, and make its
+    size look cheap for good. One whose loader makes batches of another size says nothing of the one suggested.
+
+    With PowerLimitOptimizer each batch size runs under its own best limit, so that both are chosen jointly: the first
+    run of a size pays for the sweep. On an emulated NVML the time is the CPU's and the energy goes with it: runs show
+    that choosing works, not which size is cheap.
 
     Args:
         batch_sizes: to choose from: values of the attribute, so per process where loaders are.
@@ -100,9 +109,9 @@ class RecurringJobMixin:
         self._clear(active=False)
 
     def _clear(self, *, active: bool) -> None:
-        self._job = JobRun(self._target, active=active)
+        self._job = JobRun(self._target, self.store, active=active)
         self.monitored: Monitored | None = None
-        self._outlived = self._asked = False
+        self._outlived = self._asked = self._marked = False
         self._last_step = self._next_look = 0
 
     @property
@@ -112,7 +121,7 @@ class RecurringJobMixin:
 
     @property
     def verdict(self) -> Verdict:
-        """What has become of this run."""
+        """What has become of this run; "no run" before one and in a fast_dev_run."""
         return self._job.verdict
 
     # Lightning's hooks
@@ -123,25 +132,30 @@ class RecurringJobMixin:
             return
         check_alone(trainer, RecurringJobMixin, "RecurringJob")
         self._clear(active=not trainer.fast_dev_run)
-        if self._job.active:
-            given = (self.batch_sizes, self.store, self._settings, self._target, partial(say, trainer))
-            self._use(trainer, pl_module, self._job.suggest(trainer, lambda: RecurringRun(*given)))
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """The run that a checkpoint belongs to goes on."""
-        self._job.resumed = dict(state_dict) or None
-
-    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """A resumed run keeps its batch size, so loaders get that. Collective then."""
-        if not self._job.active or self._job.resumed is None:
+        if trainer.fast_dev_run:
+            say(trainer, "no batch size is suggested and no run reported in a fast_dev_run")
             return
-        self._use(trainer, pl_module, self._job.resume(trainer, self._job.resumed))
+        given = (self.batch_sizes, self.store, self._settings, self._target, partial(say, trainer))
+        self._use(trainer, pl_module, self._job.suggest(trainer, lambda: RecurringRun(*given)))
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Mapping[str, Any]) -> None:
+        """The run that it belongs to goes on under its batch size, so loaders and optimizers get that. Collective.
+
+        Lightning makes them later than this, unless the module asked for its number of steps before.
+        """
+        state = checkpoint.get("callbacks", {}).get(self.state_key)  # type: ignore[attr-defined]
+        if not self._job.active or not state:
+            return
+        self._use(trainer, pl_module, self._job.resume(trainer, state))
         if self.verdict == "reached":
             trainer.should_stop = True
             say(trainer, "the run of this checkpoint has reached its target and is reported: there is nothing to train")
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Count steps from here."""
+        if self._job.active:  # by now it is known whether the run is resumed
+            goes_on = ", which goes on" if self._job.resumed else ""
+            say(trainer, f"batch size {self.batch_size} for this run{goes_on} ({self.store})")
         self._last_step, self._next_look = trainer.global_step, trainer.global_step + self._every
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -150,7 +164,7 @@ class RecurringJobMixin:
             self._outlived = True
             say(trainer, "training goes on (min_steps or min_epochs of the Trainer); what follows does not count")
         if self._job.active and not self._job.opened:
-            self._open(trainer)
+            self._open(trainer, pl_module)
         elif batch_idx == 0:
             self._ask(trainer)
             self._job.look(trainer, trainer.callback_metrics)
@@ -160,6 +174,9 @@ class RecurringJobMixin:
         if self.monitored is None:
             return
         stepped, self._last_step = trainer.global_step != self._last_step, trainer.global_step
+        if stepped and not self._marked:
+            self._marked = True
+            mark_trained(pl_module, self.store)
         if self.monitored.driven:
             with degrading(lambda line: say(trainer, f"emulated accounting stops: {line}")):
                 self.monitored.account_batch()
@@ -197,8 +214,8 @@ class RecurringJobMixin:
         self._job.end(trainer)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """A run that did not fit into memory is reported, any other failure is not. On rank 0 alone, no collective."""
-        self._job.fail(exception)
+        """A run that did not fit into memory is reported, any other failure is not. No collective."""
+        self._job.fail(trainer, exception, self.batch_size)
         self._close()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -213,17 +230,18 @@ class RecurringJobMixin:
         owners = (trainer.datamodule, pl_module)
         self._attributes.change(owners, batch_size, ours=self.batch_size, default=self.default)
         self.batch_size = batch_size
-        say(trainer, f"batch size {batch_size} for this run ({self.store})")
 
-    def _open(self, trainer: Any) -> None:
+    def _open(self, trainer: Any, pl_module: Any) -> None:
         """Collective."""
         assert self.batch_size is not None
         self.monitored = self._choice.scaled(self.batch_size / self.default).open(trainer, self)
         if self.monitored.note:
             say(trainer, self.monitored.note)
-        self._job.open(trainer, self.monitored.device, needs_energy=self._needs_energy)
-        if fault := loader_fault(trainer, self.batch_size):
-            say(trainer, fault)
+        fault = start_fault(trainer, pl_module, self.store, resumed=self._job.resumed is not None)
+        fault = fault or loader_fault(trainer, self.batch_size)
+        self._job.open(trainer, self.monitored.device, needs_energy=self._needs_energy, fault=fault)
+        if doubt := loader_doubt(trainer, self.batch_size):
+            say(trainer, doubt)
 
     def _ask(self, trainer: Any) -> None:
         """After the first epoch that validates, say once where the metric is not to be seen."""

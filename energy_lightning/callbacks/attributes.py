@@ -78,20 +78,3 @@ class BatchAttributes:
             return scaled_learning_rate(plain, batch_size=batch_size, default=previous, rule=self.scaling)
 
         change_attribute(owners, self.learning_rate, scaled)
-
-
-def loader_fault(trainer: Any, batch_size: int | None) -> str | None:
-    """In words, that the trainer's loader makes other batches than of `batch_size`; None where it does not or hides it.
-
-    A size may also be meant for all processes together, for an optimizer step, or both.
-    """
-    loaded = getattr(getattr(trainer, "train_dataloader", None), "batch_size", None)
-    if batch_size is None or not isinstance(loaded, int):
-        return None
-    num_ranks, num_batches = trainer.world_size, trainer.accumulate_grad_batches
-    if batch_size in (loaded * parts for parts in (1, num_ranks, num_batches, num_ranks * num_batches)):
-        return None
-    return (
-        f"the training loader makes batches of {loaded}, not of {batch_size}: unless they count differently, this run "
-        "is reported under the wrong size. Make the loader in train_dataloader(), from the attribute"
-    )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from energy_lightning.callbacks.evaluations import Evaluations
 from energy_lightning.callbacks.job import on_rank_zero, say
-from energy_lightning.callbacks.recurring_run import RecurringRun, Target, Verdict
+from energy_lightning.callbacks.recurring_run import RecurringRun, Target, Verdict, is_out_of_memory, report_alone
 from energy_lightning.callbacks.run_meter import JobMeter, Spent
 from energy_lightning.callbacks.shared_device import gather_objects
 from energy_lightning.device import Device, has_emulated_figures
@@ -16,23 +17,25 @@ from energy_lightning.recurring import RecurringError
 
 
 class JobRun:
-    """Every rank has one; the verdict is rank 0's, which alone has a RecurringRun and so touches the store.
+    """Every rank has one; the verdict is rank 0's, which alone has a RecurringRun.
 
     Attributes:
         active: whether a verdict is still to come.
         resumed: state of the checkpoint that it goes on from.
         spent: the whole job's, as of the last look; once the verdict is there, as of then. None before the first batch.
-        verdict: rank 0's.
+        verdict: rank 0's; that of an error is the rank's own.
     """
 
-    def __init__(self, target: Target, *, active: bool) -> None:
-        self.active, self._target = active, target
+    def __init__(self, target: Target, store: Path, *, active: bool) -> None:
+        self.active, self._target, self._store = active, target, store
         self.resumed: Mapping[str, Any] | None = None
         self.spent: Spent | None = None
-        self.verdict: Verdict = "going on"
+        self.verdict: Verdict = "going on" if active else "no run"
         self._run: RecurringRun | None = None  # on rank 0
         self._run_id: int | None = None
+        self._fault: str | None = None  # why it is not to be reported
         self._meter: JobMeter | None = None
+        self._emulated = False
         self._evaluations: Evaluations | None = Evaluations(monitor=target.monitor)
         self._reported, self._closed = False, not active
 
@@ -53,27 +56,31 @@ class JobRun:
     def resume(self, trainer: Any, state: Mapping[str, Any]) -> int:
         """Go on with a checkpoint's run; its batch size. It is over where it had reached this target. Collective."""
         run, batch_size, over = self._run, int(state["batch_size"]), state.get("reached") == asdict(self._target)
+        self.resumed, self._fault = dict(state), state.get("fault")
         self._evaluations = Evaluations.resumed(self._target.monitor, state.get("evaluations"))
         on_rank_zero(trainer, lambda: None if run is None else run.resume(state["run_id"], batch_size, over=over))
         if over:
             self.active, self.verdict = False, "reached"
         return batch_size
 
-    def open(self, trainer: Any, device: Device, *, needs_energy: bool) -> None:
-        """Its first batch begins on this rank's `device`. Collective."""
-        self._meter = JobMeter(trainer, device, self.resumed or {})
+    def open(self, trainer: Any, device: Device, *, needs_energy: bool, fault: str | None) -> None:
+        """Its first batch begins on this rank's `device`. Not to be reported for rank 0's `fault`. Collective."""
+        self._meter, self._emulated = JobMeter(trainer, device, self.resumed or {}), has_emulated_figures(device)
         if needs_energy and not all(gather_objects(trainer, device.energy_source != "none")):
             raise RecurringError(
                 "RecurringJob: energy is not measured on every rank, so runs cannot be compared by it. Choose by time "
                 "with eta=0, or measure: device='nvidia', or an emulated one with workload=..."
             )
         self.spent = self._meter.read(trainer)
-        run, limit_w, emulated = self._run, self.spent.limit_w, has_emulated_figures(device)
+        run, limit_w, why = self._run, self.spent.limit_w, self._fault or fault
 
-        def begin() -> int | None:
-            return None if run is None else run.begin(max_power_w=limit_w, emulated=emulated)
+        def begin() -> tuple[int | None, str | None]:
+            assert run is not None
+            return run.begin(max_power_w=limit_w, emulated=self._emulated, fault=why), why
 
-        self._run_id = on_rank_zero(trainer, begin)
+        self._run_id, self._fault = on_rank_zero(trainer, begin)
+        if self._fault is not None:
+            say(trainer, f"this run will not be reported: {self._fault}")
 
     def counted(self, trainer: Any) -> Evaluations | None:
         """Its evaluations where they count: not in the sanity check, once it is there, or in validate() after it."""
@@ -103,17 +110,32 @@ class JobRun:
         elif self.verdict == "too dear" and self._meter is not None:
             self._meter.read(trainer)  # for a checkpoint that is saved after the fit
 
-    def fail(self, error: BaseException) -> None:
-        """Training ends by an error. On rank 0 alone, no collective."""
-        if self.active and self._run is not None:
-            if self._meter is not None:  # also for a checkpoint that is saved hereafter
-                self.spent = self._meter.read_alone()
-            self.verdict = self._run.fail(error, self.spent)
+    def fail(self, trainer: Any, error: BaseException, batch_size: int | None) -> None:
+        """Training ends by an error. On the ranks that have one, no collective.
+
+        Out of memory on another rank than 0 alone is reported by that one: rank 0 waits for it in a collective until it
+        is killed.
+        """
+        if not self.active:
+            return
+        if self._meter is not None:  # also for a checkpoint that is saved hereafter
+            self.spent = self._meter.read_alone()
+        limit_w = _settled_limit_w(trainer)
+        if self._run is not None:
+            self.verdict = self._run.fail(error, self.spent, limit_w)
+            return
+        self.verdict = "failed"
+        if is_out_of_memory(error):
+            self.verdict = "out of memory"
+            if self._run_id is not None and self.spent is not None and batch_size is not None:
+                report_alone(self._store, self._run_id, batch_size, self.spent, limit_w, emulated=self._emulated)
 
     def abandon(self) -> None:
         """There was nothing to train."""
-        if self.active and self._run is not None:
-            self._run.abandon()
+        if self.active:
+            self.verdict = "no run"
+            if self._run is not None:
+                self._run.discard()
 
     def state(self, trainer: Any, batch_size: int | None) -> Mapping[str, Any] | None:
         """What the whole job has spent, for a checkpoint; None where there is nothing to go on with. Collective."""
@@ -125,6 +147,7 @@ class JobRun:
         return {
             "batch_size": batch_size,
             "run_id": self._run_id,
+            "fault": self._fault,
             "reached": reached,
             "time_s": spent.time_s,
             "energy_j": spent.energy_j,
@@ -141,8 +164,19 @@ class JobRun:
         """Collective."""
         assert self.spent is not None
         spent, run, verdict, metrics = self.spent, self._run, self.verdict, trainer.callback_metrics
-        evaluations, reached = self._evaluations, verdict == "reached"
-        num = None if evaluations is None else evaluations.completed(metrics, reached=reached)
-        ended = on_rank_zero(trainer, lambda: (False, "") if run is None else run.end(verdict, metrics, spent, num))
-        self.active, self._reported = False, ended[0]
-        say(trainer, ended[1])
+        evaluations, limit_w = self._evaluations, _settled_limit_w(trainer)
+        num = None if evaluations is None else evaluations.completed(metrics, reached=verdict == "reached")
+
+        def end() -> tuple[bool, str]:
+            assert run is not None
+            return run.end(verdict, spent, num, limit_w, missing=self._target.missing(metrics))
+
+        self._reported, line = on_rank_zero(trainer, end)
+        self.active = False
+        say(trainer, line)
+
+
+def _settled_limit_w(trainer: Any) -> float | None:
+    """Of one GPU: what PowerLimitOptimizer has settled on; None where there is none, or it has not yet."""
+    limits = (getattr(callback, "power_limit_w", None) for callback in trainer.callbacks)
+    return next((limit_w for limit_w in limits if limit_w is not None), None)

@@ -1,16 +1,18 @@
-"""Rank 0's side of a run of a recurring job: the only one that touches the store."""
+"""Rank 0's side of a run of a recurring job: the one that touches the store."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from energy_lightning.callbacks.job import log
 from energy_lightning.callbacks.run_meter import Spent
-from energy_lightning.recurring import BatchSizeOptimizer, JobSettings, RecurringError, StoreError
+from energy_lightning.recurring import JobSettings, JointOptimizer, RecurringError, StoreError
 from energy_lightning.recurring.errors import number
 from energy_lightning.recurring.rows import read_settings
 from energy_lightning.recurring.settings import seed_and_clock
@@ -20,7 +22,7 @@ OPTIONS = ("eta", "beta", "seed", "policy", "window", "lease_s", "max_power_w", 
 _NO_MEMORY = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
 """In RuntimeErrors of torch 2.x where memory is short (torch/csrc: c10/core/impl/alloc_cpu.cpp, aten CUDABlas)."""
 
-Verdict = Literal["going on", "reached", "too dear", "ended", "out of memory"]
+Verdict = Literal["no run", "going on", "reached", "too dear", "ended", "out of memory", "interrupted", "failed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,20 +97,27 @@ class RecurringRun:
             kept = read_settings(connection)
         if self._max_power_is_measured:  # the first run needs none: there is nothing to compare
             known["max_power_w"] = kept.get("max_power_w", 1.0)
-        self._optimizer = BatchSizeOptimizer(batch_sizes, store=path, **known)
+        self._optimizer = JointOptimizer(batch_sizes, store=path, **known)  # to which a run's limit is no prior
         self._target, self._say = target, say
         self._emulated: bool | None = kept.get("emulated")  # the store's kind of runs, until this one's is known
         self._path, self._store_failed = path, False
+        self._begun, self._comparable = False, True
         self.batch_size = self._optimizer.suggest()
 
-    def begin(self, *, max_power_w: float | None, emulated: bool) -> int | None:
+    def begin(self, *, max_power_w: float | None, emulated: bool, fault: str | None = None) -> int | None:
         """Training begins on GPUs that may draw so much together, which counts where the settings leave it to them.
 
-        Returns its number in the store. Raises RecurringError where the store's runs are of the other kind (emulated or
-        measured).
+        Returns its number in the store; None where it is not to be reported for a `fault`, and so is neither compared
+        nor stopped. Raises RecurringError where the store's runs are of the other kind (emulated or measured).
         """
-        self._optimizer.check_kind(emulated)
+        if fault is None:
+            self._optimizer.check_kind(emulated)
         self._emulated, self._start_s = emulated, self._clock_s()
+        if fault is not None:
+            self.discard()
+            self._comparable = False
+            return None
+        self._begun = True
         if self._max_power_is_measured and max_power_w is not None:
             self._optimizer.use_max_power(max_power_w)
         return self._optimizer.open_run(self.batch_size)
@@ -123,9 +132,10 @@ class RecurringRun:
                 f"the checkpoint is of a run with batch size {batch_size}, which is none of "
                 f"{list(self._optimizer.batch_sizes)}: add it to batch_sizes, or resume without RecurringJob"
             )
-        self.abandon()
+        self.discard()
         if not over:
             self._optimizer.adopt(run_id, batch_size)
+            self._begun = run_id is not None
         self.batch_size = batch_size
         return batch_size
 
@@ -133,7 +143,7 @@ class RecurringRun:
         """Whether the run is there, or goes on. Shows the store that it lives."""
         if self._target.reached(metrics):
             return "reached"
-        if spent.time_s <= 0.0 or self._store_failed:
+        if spent.time_s <= 0.0 or self._store_failed or not self._comparable:
             return "going on"
         try:
             dear = self._optimizer.should_stop(energy_j=spent.energy_j or 0.0, time_s=spent.time_s)
@@ -144,33 +154,41 @@ class RecurringRun:
         return "too dear" if dear else "going on"
 
     def end(
-        self, verdict: Verdict, metrics: Mapping[str, Any], spent: Spent, num_evaluations: int | None
+        self,
+        verdict: Verdict,
+        spent: Spent,
+        num_evaluations: int | None,
+        power_limit_w: float | None,
+        *,
+        missing: str | None,
     ) -> tuple[bool, str]:
         """Report a run that is over; whether the store was told, and a line about it.
 
-        Not reported: one that ended by itself and never logged `monitor`, and one that could not be measured.
-        `num_evaluations` as in BatchSizeOptimizer.observe.
+        Not reported: one that ended by itself and never logged `monitor` (`missing` says so), and one that could not be
+        measured. `num_evaluations` and `power_limit_w` as in BatchSizeOptimizer.observe.
         """
+        if not self._comparable:
+            line = told(self.batch_size, verdict, spent, emulated=bool(self._emulated))
+            return False, f"{line}; not reported"
         unknown = spent.energy_j is None and self._optimizer.cost.eta > 0.0
-        if verdict == "ended" and (missing := self._target.missing(metrics)):
+        if verdict == "ended" and missing is not None:
             fault: str | None = missing
         else:
             fault = "its time or energy could not be measured" if unknown or not spent.time_s > 0.0 else None
         if fault is not None:
-            self.abandon()
+            self.discard()
             return False, f"the run is not reported: {fault}"
-        return self._report(verdict, spent, num_evaluations)
+        return self._report(verdict, spent, num_evaluations, power_limit_w)
 
-    def fail(self, error: BaseException, spent: Spent | None) -> Verdict:
+    def fail(self, error: BaseException, spent: Spent | None, power_limit_w: float | None = None) -> Verdict:
         """Training ends by an error: of a run that did not fit into memory the store is told what is known of its cost.
 
         `spent`: None before the first batch. Where nothing was metered yet the time is the wall clock's.
         """
-        if not is_out_of_memory(error):
-            self.abandon()
-            return "going on"
+        if not is_out_of_memory(error) or not self._comparable:
+            return self._break_off(error)
         if self._emulated is None:
-            self.abandon()
+            self.discard()
             self._say(
                 f"batch size {self.batch_size} ran out of memory before the first batch and is not reported: whether "
                 "the job's runs are measured or emulated is not known yet. Give a smaller default"
@@ -178,13 +196,30 @@ class RecurringRun:
             return "out of memory"
         spent = spent or Spent(gpu=0.0, time_s=0.0, energy_j=None, limit_w=None, void_s=0.0)
         time_s = spent.time_s if spent.time_s > 0.0 else self._clock_s() - self._start_s
-        self._say(self._report("out of memory", replace(spent, time_s=time_s), None)[1])
+        with suppress(StoreError):  # another rank that ran out of memory too may have reported: this report is for all
+            self._optimizer.adopt(self._optimizer.open_run(self.batch_size), self.batch_size)
+        self._say(self._report("out of memory", replace(spent, time_s=time_s), None, power_limit_w)[1])
         return "out of memory"
 
-    def _report(self, verdict: Verdict, spent: Spent, num_evaluations: int | None) -> tuple[bool, str]:
+    def _break_off(self, error: BaseException) -> Verdict:
+        """Nothing is to be learnt from the run."""
+        begun, interrupted = self._begun, not isinstance(error, Exception)  # Ctrl-C, SIGTERM
+        self.discard()
+        if interrupted:
+            then = " (resumed from a checkpoint it goes on)" if begun else ""
+            self._say(f"the run with batch size {self.batch_size} is not reported: it was interrupted{then}")
+            return "interrupted"
+        if begun:  # else the error says all
+            self._say(f"the run with batch size {self.batch_size} is not reported: {type(error).__name__} ended it")
+        return "out of memory" if is_out_of_memory(error) else "failed"
+
+    def _report(
+        self, verdict: Verdict, spent: Spent, num_evaluations: int | None, power_limit_w: float | None
+    ) -> tuple[bool, str]:
         report: dict[str, Any] = {"energy_j": spent.energy_j, "time_s": spent.time_s}
         report |= {"reached_target": verdict == "reached"}
         report |= {} if num_evaluations is None else {"num_evaluations": num_evaluations}
+        report |= {} if power_limit_w is None else {"power_limit_w": power_limit_w}
         report |= {"emulated": True} if self._emulated else {}
         try:
             self._optimizer.observe(self.batch_size, **report)
@@ -196,12 +231,31 @@ class RecurringRun:
             )
         return True, told(self.batch_size, verdict, spent, emulated=bool(self._emulated))
 
-    def abandon(self) -> None:
-        """It says nothing of its batch size."""
+    def discard(self) -> None:
+        """It says nothing of its batch size; the store forgets one that has not begun. Idempotent."""
         try:
-            self._optimizer.abandon(self.batch_size)
+            (self._optimizer.abandon if self._begun else self._optimizer.withdraw)(self.batch_size)
         except StoreError as error:  # its lease ends by itself
             self._say(f"the store does not know that this run is over: {error}")
+
+
+def report_alone(
+    store: Path, run_id: int, batch_size: int, spent: Spent, power_limit_w: float | None, *, emulated: bool
+) -> None:
+    """Out of memory on another rank than 0, which may never come to report: this one does, where it sees the store."""
+    try:
+        optimizer = JointOptimizer.of_store(store)
+        optimizer.adopt(run_id, batch_size)
+        optimizer.observe(
+            batch_size,
+            energy_j=spent.energy_j,
+            time_s=spent.time_s,
+            reached_target=False,
+            power_limit_w=power_limit_w,
+            emulated=emulated,
+        )
+    except RecurringError as error:
+        log.warning(f"energy_lightning: out of memory with batch size {batch_size} is not reported: {error}")
 
 
 def told(batch_size: int | None, verdict: Verdict, spent: Spent, *, emulated: bool) -> str:

@@ -106,19 +106,22 @@ class RunMeter:
             self._meter = None
 
 
-def gone_on(rows: Sequence[Spent], own: Spent) -> list[Spent]:
-    """All ranks' `rows`, this rank's first, at a time when this one's is `own`: the others are taken to do as it does.
+def gone_on(rows: Sequence[Spent], own: Spent, rank: int = 0) -> list[Spent]:
+    """All ranks' `rows`, at a time when that of `rank` is `own`: the others are taken to do as it does.
 
     For a rank that cannot ask the others: one of them may have failed.
     """
-    if not rows or own.energy_j is None or rows[0].energy_j is None:
-        return [own, *(replace(row, time_s=max(row.time_s, own.time_s), energy_j=None) for row in rows[1:])]
-    since_s, since_j = own.time_s - rows[0].time_s, own.energy_j - rows[0].energy_j
-    later = [
-        replace(row, time_s=row.time_s + since_s, energy_j=None if row.energy_j is None else row.energy_j + since_j)
-        for row in rows[1:]
-    ]
-    return [own, *later]
+    if not rows:
+        return [own]
+    then = rows[rank]
+
+    def later(row: Spent) -> Spent:
+        if own.energy_j is None or then.energy_j is None or row.energy_j is None:
+            return replace(row, time_s=max(row.time_s, own.time_s), energy_j=None)
+        since_s, since_j = own.time_s - then.time_s, own.energy_j - then.energy_j
+        return replace(row, time_s=row.time_s + since_s, energy_j=row.energy_j + since_j)
+
+    return [own if index == rank else later(row) for index, row in enumerate(rows)]
 
 
 def spent_by_all(rows: Sequence[Spent]) -> Spent:
@@ -147,7 +150,8 @@ class JobMeter:
         before_s, before_j = float(before.get("time_s", 0.0)), before.get("energy_j", 0.0)
         # earlier energy is the whole job's: it counts on one rank; time is the slowest rank's: it counts on all
         own_j = before_j if trainer.is_global_zero or before_j is None else 0.0
-        self._own = RunMeter(device, gpu_identity(device, trainer.global_rank), (before_s, own_j))
+        self._rank = trainer.global_rank
+        self._own = RunMeter(device, gpu_identity(device, self._rank), (before_s, own_j))
         self._own.start()
         self._closed, self._rows = False, list[Spent]()  # of all ranks, as of the last look
 
@@ -159,7 +163,7 @@ class JobMeter:
 
     def read_alone(self) -> Spent:
         """The same without asking the other ranks, one of which may have failed."""
-        self._rows = gone_on(self._rows, self._own.read())
+        self._rows = gone_on(self._rows, self._own.read(), self._rank)
         return spent_by_all(self._rows)
 
     def close(self) -> None:

@@ -49,7 +49,7 @@ class JointOptimizer(BatchSizeOptimizer):
 
         Raises RecurringError on an empty sweep, impossible values, or a size that is no arm.
         """
-        batch_size, kept = self._arm(batch_size), merged_profile(samples)
+        batch_size, kept = self.settings.checked_size(batch_size), merged_profile(samples)
         best = self._best(kept)
         with self._store.changing() as connection:
             rows.write_profile(connection, batch_size, [(s.power_limit_w, s.time_s, s.energy_j) for s in kept])

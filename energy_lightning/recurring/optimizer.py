@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Any, Self
@@ -17,13 +17,11 @@ from energy_lightning.recurring.errors import (
     RecurringError,
     TargetNeverReachedError,
     TargetNeverReachedWarning,
-    positive,
     truth,
-    whole,
 )
 from energy_lightning.recurring.open_runs import OpenRuns
-from energy_lightning.recurring.runs import MOST_WHOLE, Belief, CostRule, Run, View
-from energy_lightning.recurring.settings import POLICIES, JobSettings, seed_and_clock, stored_settings
+from energy_lightning.recurring.runs import Belief, CostRule, Run, View
+from energy_lightning.recurring.settings import POLICIES, JobSettings, checked_limit, seed_and_clock, stored_settings
 from energy_lightning.recurring.store import RunStore
 
 
@@ -126,7 +124,7 @@ class BatchSizeOptimizer:
         Runs under other power limits than `power_limit_w` count as a prior. Where every size was tried and none reached
         the target, warns TargetNeverReachedWarning and keeps the default.
         """
-        power_limit_w = _limit(power_limit_w)
+        power_limit_w = checked_limit(power_limit_w)
         with self._store.changing() as connection:
             view, num_runs = self._view(connection, power_limit_w), rows.count(connection)
             lost = view.never_reached()
@@ -172,30 +170,23 @@ class BatchSizeOptimizer:
         Raises RecurringError where the size is no arm, the figures cannot be, or the store's are of the other kind
         (measured or `emulated`).
         """
-        batch_size, power_limit_w = self._arm(batch_size), _limit(power_limit_w)
-        reached_target, emulated = truth("reached_target", reached_target), truth("emulated", emulated)
-        if num_evaluations is not None:
-            least = 1 if reached_target else 0  # a run that broke off before the first tells nothing of them
-            num_evaluations = whole("num_evaluations", num_evaluations, least=least, most=MOST_WHOLE) or None
-        unmeasured = energy_j is None and (self.cost.eta == 0.0 or not reached_target)
-        self.cost(0.0 if unmeasured else energy_j, time_s)  # type: ignore[arg-type]  # None is named as no number
+        report = self.settings.checked_report(
+            batch_size=batch_size,
+            energy_j=energy_j,
+            time_s=time_s,
+            reached_target=reached_target,
+            power_limit_w=power_limit_w,
+            num_evaluations=num_evaluations,
+        )
+        emulated = truth("emulated", emulated)
         with self._open.held():
-            run_id = self.open_run(batch_size)
+            run_id = self.open_run(report.batch_size)
             with self._store.changing() as connection:
                 kind.keep(connection, emulated, self._store.path)
-                known = rows.start(connection, batch_size, 0.0, power_limit_w) if run_id is None else run_id
-                report = Run(
-                    run_id=known,
-                    batch_size=batch_size,
-                    state="done",
-                    reached_target=reached_target,
-                    energy_j=energy_j,
-                    time_s=time_s,
-                    power_limit_w=power_limit_w,
-                    num_evaluations=num_evaluations,
-                )
-                rows.finish(connection, report)
-            self._open.remove(known)
+                if run_id is None:
+                    run_id = rows.start(connection, report.batch_size, 0.0, report.power_limit_w)
+                rows.finish(connection, replace(report, run_id=run_id))
+            self._open.remove(run_id)
 
     @property
     def emulated(self) -> bool:
@@ -210,11 +201,18 @@ class BatchSizeOptimizer:
 
     def abandon(self, batch_size: int) -> None:
         """This process's oldest open suggestion of that size will not report: it says nothing of the size."""
+        self._end(batch_size, rows.close)
+
+    def withdraw(self, batch_size: int) -> None:
+        """This process's oldest open suggestion of that size was not followed: the store forgets it."""
+        self._end(batch_size, rows.forget)
+
+    def _end(self, batch_size: int, how: Callable[[Connection, int], None]) -> None:
         with self._open.held():
-            run_id = self.open_run(self._arm(batch_size))
+            run_id = self.open_run(self.settings.checked_size(batch_size))
             if run_id is not None:
                 with self._store.changing() as connection:
-                    rows.close(connection, run_id)
+                    how(connection, run_id)
                 self._open.remove(run_id)
 
     def adopt(self, run_id: int | None, batch_size: int) -> None:
@@ -223,8 +221,7 @@ class BatchSizeOptimizer:
         A report that it ended without its target is taken back, with its evaluations: the next one counts all of them.
         Where the store does not hold it any more, or it has reached its target, a new run of that size is open instead.
         """
-        batch_size = self._arm(batch_size)
-        lease_end_s = self._lease_end_s()
+        batch_size, lease_end_s = self.settings.checked_size(batch_size), self._lease_end_s()
         with self._open.held(), self._store.changing() as connection:
             known = [run for run in self._runs(connection) if (run.run_id, run.batch_size) == (run_id, batch_size)]
             if known and not known[0].reached_target:
@@ -273,12 +270,6 @@ class BatchSizeOptimizer:
     def _lease_end_s(self) -> float:
         return self._clock() + self.settings.lease_s
 
-    def _arm(self, batch_size: int) -> int:
-        plain = whole("batch_size", batch_size, least=1)
-        if plain not in self.batch_sizes:
-            raise RecurringError(f"batch size {plain} is none of {list(self.batch_sizes)}: report what was suggested")
-        return plain
-
     def _comparable(self, connection: Connection) -> list[Run]:
         """The runs as the policy is to compare them."""
         return self._runs(connection)
@@ -289,7 +280,7 @@ class BatchSizeOptimizer:
 
     def _read_view(self, power_limit_w: float | None) -> View:
         with self._store.reading() as connection:
-            return self._view(connection, _limit(power_limit_w))
+            return self._view(connection, checked_limit(power_limit_w))
 
     def _view(self, connection: Connection, power_limit_w: float | None) -> View:
         return self.settings.view(self._comparable(connection), power_limit_w)
@@ -299,7 +290,3 @@ class BatchSizeOptimizer:
             f"none of the batch sizes {list(self.batch_sizes)} has reached the target in {self._store.path}; the "
             f"default {self.default} is kept. Lower the target, train longer, or offer other sizes"
         )
-
-
-def _limit(power_limit_w: float | None) -> float | None:
-    return None if power_limit_w is None else positive("power_limit_w", power_limit_w, "250.0 (W)")

@@ -118,6 +118,11 @@ def close(connection: sqlite3.Connection, run_id: int) -> None:
     connection.execute("UPDATE runs SET state = 'dead' WHERE run_id = ? AND state != 'done'", (run_id,))
 
 
+def forget(connection: sqlite3.Connection, run_id: int) -> None:
+    """A run that never began; nothing happens to one that has reported."""
+    connection.execute("DELETE FROM runs WHERE run_id = ? AND state != 'done'", (run_id,))
+
+
 def write_settings(connection: sqlite3.Connection, settings: Mapping[str, Any]) -> None:
     """Keep the job's settings (plain values), for who looks at the store without them."""
     rows = [(name, json.dumps(value)) for name, value in settings.items()]

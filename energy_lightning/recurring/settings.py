@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from energy_lightning.recurring import learned, published
-from energy_lightning.recurring.errors import RecurringError, StoreError, number, whole
+from energy_lightning.recurring.errors import RecurringError, StoreError, number, positive, truth, whole
 from energy_lightning.recurring.rows import read_settings
 from energy_lightning.recurring.runs import MOST_WHOLE, CostRule, Outcome, Run, View
 from energy_lightning.recurring.store import RunStore
@@ -29,6 +29,11 @@ def _checked_time_s(clock: Callable[[], Any]) -> float:
     if not 0.0 <= given_s < math.inf:  # a store with it could not be read again
         raise RecurringError(f"the clock says {given_s} s: it must be finite and >= 0, as that of time.time()")
     return given_s
+
+
+def checked_limit(power_limit_w: Any) -> float | None:
+    """A power limit in W, or None for none. RecurringError for what cannot be."""
+    return None if power_limit_w is None else positive("power_limit_w", power_limit_w, "250.0 (W)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +96,41 @@ class JobSettings:
     def cost(self) -> CostRule:
         """What a run costs."""
         return CostRule(eta=self.eta, max_power_w=self.max_power_w)
+
+    def checked_size(self, batch_size: Any) -> int:
+        """One of the batch sizes; RecurringError for what is none."""
+        plain = whole("batch_size", batch_size, least=1)
+        if plain not in self.batch_sizes:
+            raise RecurringError(f"batch size {plain} is none of {list(self.batch_sizes)}: report what was suggested")
+        return plain
+
+    def checked_report(
+        self,
+        *,
+        batch_size: Any,
+        energy_j: Any,
+        time_s: Any,
+        reached_target: Any,
+        power_limit_w: Any,
+        num_evaluations: Any,
+    ) -> Run:
+        """A finished run, still without a number in the store. RecurringError for what cannot be."""
+        reached = truth("reached_target", reached_target)
+        if num_evaluations is not None:
+            least = 1 if reached else 0  # a run that broke off before the first tells nothing of them
+            num_evaluations = whole("num_evaluations", num_evaluations, least=least, most=MOST_WHOLE) or None
+        needed = self.eta > 0.0 and reached
+        self.cost(0.0 if energy_j is None and not needed else energy_j, time_s)
+        return Run(
+            run_id=0,
+            batch_size=self.checked_size(batch_size),
+            state="done",
+            reached_target=reached,
+            energy_j=energy_j,
+            time_s=time_s,
+            power_limit_w=checked_limit(power_limit_w),
+            num_evaluations=num_evaluations,
+        )
 
     def view(self, runs: Iterable[Run], power_limit_w: float | None) -> View:
         """What a policy may look at of `runs` (finished ones first, in order), for a run under `power_limit_w`.

@@ -54,12 +54,11 @@ class JobTrainer:
                 method(self, self.lightning_module, *arguments)
 
     def fit(self, *, resumed: Mapping[str, Any] | None = None, save_at: int | None = None, fails: Any = None) -> None:
-        self.call("setup", "fit")
-        if resumed is not None:
-            for callback in self.callbacks:
-                callback.load_state_dict(resumed["callbacks"]["RecurringJob"])
-            self.global_step = resumed["step"]
         try:
+            self.call("setup", "fit")
+            if resumed is not None:
+                self.call("on_load_checkpoint", resumed)
+                self.global_step = resumed["step"]
             self.call("on_fit_start")
             if self.should_stop and self.global_step >= self.min_steps:  # nothing to train
                 self.call("teardown", "fit")

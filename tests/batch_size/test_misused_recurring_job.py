@@ -1,17 +1,16 @@
-"""RecurringJob with a misspelt metric, a foreign loader, a rate that is none, and twice in one Trainer."""
+"""RecurringJob with settings, metrics, attributes, rates and stores that cannot be, and twice in one Trainer."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from recurring_trainings import JobTrainer, job
+from recurring_trainings import JobTrainer, RecurringJob, job
 
-from energy_lightning.callbacks.attributes import loader_fault
+from energy_lightning.callbacks.attributes import change_attribute
 from energy_lightning.measure.testing import ScriptedDevice
-from energy_lightning.recurring import BatchSizeOptimizer, RecurringError
+from energy_lightning.recurring import BatchSizeOptimizer, RecurringError, StoreError
 from energy_lightning.types import StrategyError
 
 
@@ -44,6 +43,15 @@ def test_a_rate_that_is_no_number_is_named(rate: Any, tmp_path: Path) -> None:
         trainer.fit()
 
 
+def test_a_misspelt_attribute_leaves_no_run(tmp_path: Path) -> None:
+    device = ScriptedDevice()
+    trainer = JobTrainer(device, [job(tmp_path, device, batch_size="bs")])
+    with pytest.raises(RecurringError, match="holds 'bs'"):
+        trainer.fit()
+    assert states(tmp_path) == []
+    assert trainer.lightning_module.lines == []  # the error says all
+
+
 def test_two_of_them_in_a_trainer_are_refused_before_a_run_is_suggested(tmp_path: Path) -> None:
     device = ScriptedDevice()
     trainer = JobTrainer(device, [job(tmp_path, device), job(tmp_path, device)])
@@ -69,24 +77,50 @@ def test_a_misspelt_metric_is_told_after_the_first_epoch_already(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("loader", "num_ranks", "num_batches", "fault"),
+    ("sizes", "options", "message"),
     [
-        (SimpleNamespace(batch_size=32), 1, 1, False),
-        (SimpleNamespace(batch_size=4), 1, 1, True),
-        (SimpleNamespace(batch_size=16), 2, 1, False),  # of all processes together
-        (SimpleNamespace(batch_size=8), 1, 4, False),  # of an optimizer step
-        (SimpleNamespace(batch_size=4), 2, 4, False),
-        (SimpleNamespace(batch_size=8), 2, 1, True),
-        (SimpleNamespace(batch_size=None), 1, 1, False),  # a batch sampler knows
-        ([1, 2], 1, 1, False),
-        (None, 1, 1, False),
+        ([8], {}, "two or more"),
+        ([8, 16], {"default": 32}, "default 32 is none of"),
+        ([8, 32], {"eta": 2.0}, "eta"),
+        ([8, 32], {"beta": 1.0}, "beta"),
+        ([8, 32], {"mode": "least"}, "mode"),
+        ([8, 32], {"target": float("nan")}, "target"),
+        ([8, 32], {"scaling": "cubic"}, "linear, sqrt, none"),
+        ([8, 32], {"check_every_n_steps": 0}, "check_every_n_steps"),
+        ([8, 32], {"check_every_n_steps": 2.5}, "check_every_n_steps must be a whole number, 1 or more, got 2.5"),
+        ("832", {}, "batch_sizes must be a list of sizes"),
+        ([8.5, 32], {}, "whole number"),
+        ([8, 32], {"target": "high"}, "target must be a number, got 'high'"),
+        ([8, 32], {"target": None}, "target"),
+        ([8, 32], {"monitor": None}, "monitor must be the name of a logged metric"),
+        ([8, 32], {"batch_size": 16}, "batch_size must be the name of an attribute"),
+        ([8, 32], {"learning_rate": 0.1}, "learning_rate must be the name of an attribute"),
+        ([8, 32], {"scaling": ["sqrt"]}, "linear, sqrt, none"),
+        ([8, 32], {"store": None}, "store must be the path of a file"),
+        ([8, 32], {"seed": -1}, "seed"),
+        ([8, 32], {"clock": 5.0}, "clock"),
+        ([8, 32], {"window": float("nan")}, "window"),
+        ([8, 32], {"max_power_w": None}, "max_power_w"),
+        ([8, 32], {"etta": 0.1}, "no option 'etta'; known: .*eta, beta"),
     ],
 )
-def test_a_loader_that_does_not_follow_the_attribute_is_told(
-    loader: Any, num_ranks: int, num_batches: int, fault: bool
+def test_wrong_settings_are_refused_before_training(
+    sizes: list[int], options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    trainer = SimpleNamespace(train_dataloader=loader, world_size=num_ranks, accumulate_grad_batches=num_batches)
-    said = loader_fault(trainer, 32)
-    assert (said is not None) is fault
-    if said is not None:
-        assert f"makes batches of {loader.batch_size}, not of 32" in said
+    given = {"default": 32, "store": tmp_path / "job.sqlite", "monitor": "val_loss", "target": 0.5}
+    with pytest.raises(RecurringError, match=message):
+        RecurringJob(sizes, **{**given, **options})
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_attribute_that_nothing_has_is_named() -> None:
+    with pytest.raises(RecurringError, match="neither attribute nor hparams of JobTrainer holds 'batch_size'"):
+        change_attribute([None, JobTrainer(ScriptedDevice(), [])], "batch_size", lambda _: 8)
+
+
+def test_a_foreign_store_ends_the_job_before_training(tmp_path: Path) -> None:
+    (tmp_path / "job.sqlite").write_text("not a database\n" * 100)
+    device = ScriptedDevice()
+    with pytest.raises(StoreError, match="left as it is"):
+        JobTrainer(device, [job(tmp_path, device)]).fit()
+    assert (tmp_path / "job.sqlite").read_text() == "not a database\n" * 100

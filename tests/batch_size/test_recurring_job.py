@@ -10,14 +10,12 @@ import pytest
 import torch
 from recurring_trainings import NEEDED, POWER_W, JobTrainer, Module, RecurringJob, job
 
-from energy_lightning.callbacks.attributes import change_attribute
-from energy_lightning.callbacks.run_meter import Spent, spent_by_all
 from energy_lightning.callbacks.shared_device import DeviceChoice
 from energy_lightning.measure.testing import ScriptedDevice
-from energy_lightning.recurring import BatchSizeOptimizer, RecurringError, Run, StoreError
+from energy_lightning.recurring import BatchSizeOptimizer, RecurringError, Run
 from energy_lightning.workload import Workload
 
-STEP_COST_J = 0.5 * POWER_W + 0.5 * 400.0
+LIMITS_W = {8: 150.0, 16: 250.0, 32: 200.0, 64: None}
 
 
 def runs(folder: Path) -> list[Run]:
@@ -97,10 +95,11 @@ def test_a_run_past_twice_the_least_cost_is_stopped_at_the_next_look(tmp_path: P
     assert [run.reached_target for run in runs(tmp_path)] == [True, False]
 
 
-def test_a_job_without_steps_says_nothing(tmp_path: Path) -> None:
+def test_a_job_without_steps_leaves_nothing(tmp_path: Path) -> None:
     device = ScriptedDevice()
-    JobTrainer(device, [job(tmp_path, device)], max_steps=0).fit()
-    assert [run.state for run in runs(tmp_path)] == ["dead"]
+    callback = job(tmp_path, device)
+    JobTrainer(device, [callback], max_steps=0).fit()
+    assert (runs(tmp_path), callback.verdict) == ([], "no run")
 
 
 def test_a_run_that_ends_without_the_target_is_reported_as_such(tmp_path: Path) -> None:
@@ -114,10 +113,17 @@ def test_a_run_that_ends_without_the_target_is_reported_as_such(tmp_path: Path) 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("the user's own bug")], ids=["Ctrl-C", "bug"])
 def test_an_interrupted_run_says_nothing_of_its_size(error: BaseException, tmp_path: Path) -> None:
     device = ScriptedDevice()
+    trainer = JobTrainer(device, [job(tmp_path, device)])
     with pytest.raises(type(error)):
-        JobTrainer(device, [job(tmp_path, device)]).fit(fails=(15, error))
+        trainer.fit(fails=(15, error))
     (run,) = runs(tmp_path)
     assert (run.state, run.energy_j) == ("dead", None)
+    verdict, why = {
+        KeyboardInterrupt: ("interrupted", "it was interrupted (resumed from a checkpoint it goes on)"),
+        RuntimeError: ("failed", "RuntimeError ended it"),
+    }[type(error)]
+    assert trainer.callbacks[0].verdict == verdict
+    assert trainer.lightning_module.lines[-1].endswith(f"the run with batch size 32 is not reported: {why}")
     callback, _ = recur(tmp_path)
     assert callback.batch_size == 32  # still nothing is known
 
@@ -167,7 +173,7 @@ def test_a_resumed_run_whose_size_is_no_longer_offered_is_named(tmp_path: Path) 
     later = JobTrainer(device, [RecurringJob([8, 16], device=device, **given)])
     with pytest.raises(RecurringError, match=r"a run with batch size 32, which is none of \[8, 16\]: add it"):
         later.fit(resumed=trainer.checkpoint)
-    assert [run.state for run in runs(tmp_path)] == ["dead", "dead"]  # neither waits for a report
+    assert [run.state for run in runs(tmp_path)] == ["dead"]  # the interrupted one; the suggestion is withdrawn
 
 
 def test_two_trainings_of_one_job_at_once_each_report(tmp_path: Path) -> None:
@@ -182,6 +188,26 @@ def test_two_trainings_of_one_job_at_once_each_report(tmp_path: Path) -> None:
     trainers[0].callback_metrics["val_loss"] = 1.0
     trainers[0].call("on_train_end")
     assert sorted((run.state, run.reached_target) for run in runs(tmp_path)) == [("done", False), ("done", True)]
+
+
+class Limit:
+    """As PowerLimitOptimizer: every batch size has its own, once it is settled."""
+
+    power_limit_w: float | None = None
+
+    def on_train_batch_end(self, trainer: JobTrainer, module: Module, *_: Any) -> None:
+        self.power_limit_w = LIMITS_W[module.batch_size]
+
+
+def test_a_run_says_under_which_limit_it_ran_and_is_compared_with_those_under_others(tmp_path: Path) -> None:
+    (tmp_path / "plain").mkdir()
+    for _ in range(8):
+        device = ScriptedDevice()
+        JobTrainer(device, [Limit(), job(tmp_path, device)]).fit()
+        recur(tmp_path / "plain")
+    limited, plain = runs(tmp_path), runs(tmp_path / "plain")
+    assert [run.power_limit_w for run in limited] == [LIMITS_W[run.batch_size] for run in limited]
+    assert [replace(run, power_limit_w=None) for run in limited] == plain
 
 
 def test_void_windows_count_at_the_mean_power_of_the_others(tmp_path: Path) -> None:
@@ -204,8 +230,7 @@ def test_a_job_without_energy_is_refused_unless_time_alone_counts(tmp_path: Path
     device = ScriptedDevice(energy_source="none")
     with pytest.raises(RecurringError, match="eta=0"):
         JobTrainer(device, [job(tmp_path, device)]).fit()
-    (run,) = runs(tmp_path)
-    assert run.state == "dead"
+    assert runs(tmp_path) == []
     (tmp_path / "time").mkdir()
     JobTrainer(device, [job(tmp_path / "time", device, eta=0.0)]).fit()
     assert [(run.reached_target, run.energy_j, run.time_s) for run in runs(tmp_path / "time")] == [(True, None, 60.0)]
@@ -217,7 +242,7 @@ def test_emulated_runs_do_not_enter_a_store_of_measured_ones(tmp_path: Path) -> 
     device.emulated = True
     with pytest.raises(RecurringError, match="holds measured runs and this one is emulated"):
         JobTrainer(device, [job(tmp_path, device)]).fit()
-    assert [run.state for run in runs(tmp_path)] == ["done", "dead"]
+    assert [run.state for run in runs(tmp_path)] == ["done"]
 
 
 class Spoiling(ScriptedDevice):
@@ -255,7 +280,7 @@ def test_a_users_error_is_not_hidden_by_a_store_that_fails(tmp_path: Path) -> No
     trainer = JobTrainer(device, [job(tmp_path, device)])
     with pytest.raises(KeyboardInterrupt):
         trainer.fit(fails=(25, KeyboardInterrupt()))
-    assert "does not know that this run is over" in trainer.lightning_module.lines[-1]
+    assert "does not know that this run is over" in trainer.lightning_module.lines[-2]
 
 
 def test_a_fast_dev_run_touches_nothing(tmp_path: Path) -> None:
@@ -264,61 +289,5 @@ def test_a_fast_dev_run_touches_nothing(tmp_path: Path) -> None:
     trainer.fast_dev_run = True
     trainer.fit()
     assert not (tmp_path / "job.sqlite").exists()
-
-
-def test_a_foreign_store_ends_the_job_before_training(tmp_path: Path) -> None:
-    (tmp_path / "job.sqlite").write_text("not a database\n" * 100)
-    device = ScriptedDevice()
-    with pytest.raises(StoreError, match="left as it is"):
-        JobTrainer(device, [job(tmp_path, device)]).fit()
-    assert (tmp_path / "job.sqlite").read_text() == "not a database\n" * 100
-
-
-@pytest.mark.parametrize(
-    ("sizes", "options", "message"),
-    [
-        ([8], {}, "two or more"),
-        ([8, 16], {"default": 32}, "default 32 is none of"),
-        ([8, 32], {"eta": 2.0}, "eta"),
-        ([8, 32], {"beta": 1.0}, "beta"),
-        ([8, 32], {"mode": "least"}, "mode"),
-        ([8, 32], {"target": float("nan")}, "target"),
-        ([8, 32], {"scaling": "cubic"}, "linear, sqrt, none"),
-        ([8, 32], {"check_every_n_steps": 0}, "check_every_n_steps"),
-        ([8, 32], {"check_every_n_steps": 2.5}, "check_every_n_steps must be a whole number, 1 or more, got 2.5"),
-        ("832", {}, "batch_sizes must be a list of sizes"),
-        ([8.5, 32], {}, "whole number"),
-        ([8, 32], {"target": "high"}, "target must be a number, got 'high'"),
-        ([8, 32], {"target": None}, "target"),
-        ([8, 32], {"monitor": None}, "monitor must be the name of a logged metric"),
-        ([8, 32], {"batch_size": 16}, "batch_size must be the name of an attribute"),
-        ([8, 32], {"learning_rate": 0.1}, "learning_rate must be the name of an attribute"),
-        ([8, 32], {"scaling": ["sqrt"]}, "linear, sqrt, none"),
-        ([8, 32], {"store": None}, "store must be the path of a file"),
-        ([8, 32], {"seed": -1}, "seed"),
-        ([8, 32], {"clock": 5.0}, "clock"),
-        ([8, 32], {"window": float("nan")}, "window"),
-        ([8, 32], {"max_power_w": None}, "max_power_w"),
-        ([8, 32], {"etta": 0.1}, "no option 'etta'; known: .*eta, beta"),
-    ],
-)
-def test_wrong_settings_are_refused_before_training(
-    sizes: list[int], options: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    given = {"default": 32, "store": tmp_path / "job.sqlite", "monitor": "val_loss", "target": 0.5}
-    with pytest.raises(RecurringError, match=message):
-        RecurringJob(sizes, **{**given, **options})
-    assert not list(tmp_path.iterdir())
-
-
-def test_energies_of_ranks_add_up_over_gpus() -> None:
-    own = Spent(gpu=1.0, time_s=10.0, energy_j=30.0, limit_w=250.0, void_s=0.0)
-    rows = [own, replace(own, gpu=2.0, time_s=11.0, energy_j=40.0), replace(own, gpu=2.0, energy_j=39.0, void_s=2.0)]
-    both = spent_by_all(rows)
-    assert (both.time_s, both.energy_j, both.limit_w, both.void_s) == (11.0, 70.0, 500.0, 2.0)
-    assert spent_by_all([own, replace(own, gpu=2.0, energy_j=None)]).energy_j is None
-
-
-def test_an_attribute_that_nothing_has_is_named() -> None:
-    with pytest.raises(RecurringError, match="neither attribute nor hparams of JobTrainer holds 'batch_size'"):
-        change_attribute([None, JobTrainer(ScriptedDevice(), [])], "batch_size", lambda _: 8)
+    assert trainer.callbacks[0].verdict == "no run"
+    assert [line for line in trainer.lightning_module.lines if "no run reported in a fast_dev_run" in line]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from recurring_trainings import NEEDED, POWER_W, JobTrainer, job
 
 import energy_lightning
+from energy_lightning.callbacks.run_meter import Spent, spent_by_all
 from energy_lightning.measure.testing import ScriptedDevice
 from energy_lightning.recurring import BatchSizeOptimizer, Run
 from energy_lightning.workload import Workload
@@ -26,6 +28,8 @@ class Net(pl.LightningModule):
 
     def __init__(self) -> None:
         super().__init__()
+        self.lines: list[str] = []
+        self.num_steps = 0.0  # that are to come
         self.save_hyperparameters({"batch_size": 16, "lr": 0.05})
         self.layer = torch.nn.Linear(4, 1)
         self.seen: set[int] = set()
@@ -49,7 +53,11 @@ class Net(pl.LightningModule):
         if self.device is not None and loss <= 0.05:
             self.there_s.append(self.device.now_s())
 
+    def print(self, line: str) -> None:
+        self.lines.append(line)
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
+        self.num_steps = self.trainer.estimated_stepping_batches  # for a scheduler; makes the loader
         return torch.optim.SGD(self.parameters(), self.hparams["lr"])
 
     def train_dataloader(self) -> Any:
@@ -104,13 +112,20 @@ def test_lightning_makes_loaders_and_optimizers_of_what_is_set_and_resumes(tmp_p
     size = second.batch_size
     assert (net.seen, net.sequences) == ({size}, {4 * size // 16})
     assert size in (8, 32)
+    assert net.num_steps == 64 // size
+    told = next(line for line in net.lines if "batch size" in line)
+    assert told.startswith(f"energy_lightning: batch size {size} for this run (")
     assert net.optimizers().param_groups[0]["lr"] == pytest.approx(0.05 * size / 16)
     assert second.verdict == "ended"
     epoch_s = second.spent.time_s
     assert [run.reached_target for run in runs(tmp_path)] == [True, False]
     resumed = recurring(2)
-    lightning_run(tmp_path / "third", resumed, epochs=40, resumed=str(tmp_path / "second" / "last.ckpt"))
-    assert resumed.batch_size == size
+    net = lightning_run(tmp_path / "third", resumed, epochs=40, resumed=str(tmp_path / "second" / "last.ckpt"))
+    assert (resumed.batch_size, net.seen, net.num_steps) == (size, {size}, 40 * 64 // size)
+    told = [line for line in net.lines if "batch size" in line]
+    assert told[0].startswith(f"energy_lightning: batch size {size} for this run, which goes on (")
+    assert len(told) == 2  # what it is, and what has become of it
+    assert {run.state for run in runs(tmp_path)} == {"done"}  # the suggestion that was not followed is forgotten
     done = [run for run in runs(tmp_path) if run.state == "done"]
     assert [(run.run_id, run.batch_size, run.reached_target) for run in done] == [(1, 16, True), (2, size, True)]
     assert done[1].time_s > 5 * epoch_s  # the first epoch counts, and is not reported twice
@@ -150,6 +165,49 @@ def test_two_ranks_run_one_size_and_report_once(tmp_path: Path, monkeypatch: pyt
     assert run.energy_j == pytest.approx(2 * NEEDED[32] * POWER_W)
     assert BatchSizeOptimizer.of_store(tmp_path / "job.sqlite").cost.max_power_w == 800.0
     assert [trainer.global_step for trainer in trainers] == [NEEDED[32]] * 2
+
+
+def test_energies_of_ranks_add_up_over_gpus() -> None:
+    own = Spent(gpu=1.0, time_s=10.0, energy_j=30.0, limit_w=250.0, void_s=0.0)
+    rows = [own, replace(own, gpu=2.0, time_s=11.0, energy_j=40.0), replace(own, gpu=2.0, energy_j=39.0, void_s=2.0)]
+    both = spent_by_all(rows)
+    assert (both.time_s, both.energy_j, both.limit_w, both.void_s) == (11.0, 70.0, 500.0, 2.0)
+    assert spent_by_all([own, replace(own, gpu=2.0, energy_j=None)]).energy_j is None
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_memory_that_runs_out_on_another_rank_is_reported_by_that_one(
+    alone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """5 s on each of two GPUs; rank 0 waits in a collective until it is killed, or runs out of memory as well."""
+    trainers = []
+    for rank in range(2):
+        device = ScriptedDevice()
+        device.uuid = f"GPU-{rank}"
+        trainer = JobTrainer(device, [job(tmp_path, device)])
+        trainer.world_size, trainer.global_rank, trainer.is_global_zero = 2, rank, rank == 0
+        trainers.append(trainer)
+    told: list[Any] = []
+    trainers[0].strategy.broadcast = lambda value: told.append(value) or value
+    trainers[1].strategy.broadcast = lambda value: told.pop(0)
+    spent = [Spent(gpu=gpu, time_s=0.0, energy_j=0.0, limit_w=400.0, void_s=0.0) for gpu in (1.0, 2.0)]
+    for module in ("job_run", "run_meter", "shared_device"):
+        monkeypatch.setattr(
+            f"energy_lightning.callbacks.{module}.gather_objects",
+            lambda trainer, own: [True, True] if isinstance(own, bool) else spent,
+        )
+    for hook, arguments in (("setup", ("fit",)), ("on_train_start", ()), ("on_train_batch_start", (None, 0))):
+        for trainer in trainers:
+            trainer.call(hook, *arguments)
+    for trainer in trainers:
+        trainer.device.work(5.0)
+    for trainer in [trainers[1]] if alone else trainers[::-1]:
+        trainer.call("on_exception", torch.OutOfMemoryError("CUDA out of memory"))
+        assert trainer.callbacks[0].verdict == "out of memory"
+    (run,) = runs(tmp_path)
+    assert (run.state, run.reached_target, run.time_s) == ("done", False, pytest.approx(5.0))
+    assert run.energy_j == pytest.approx(2 * 5.0 * POWER_W)
+    assert not any("not reported" in line for line in trainers[0].lightning_module.lines)
 
 
 @pytest.mark.parametrize("later_steps", [0, 100])

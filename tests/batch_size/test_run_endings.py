@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def test_resumed_after_its_target_a_run_is_not_reported_again(min_steps: int, tm
     assert [(run.state, run.batch_size) for run in runs(tmp_path) if run.state != "dead"] == [("done", 32)]
     assert later.callbacks[0].verdict == "reached"
     assert later.lightning_module.batch_size == 32
-    assert "has reached its target and is reported" in lines(later)[2]
+    assert "has reached its target and is reported" in lines(later)[0]
     if min_steps:  # a checkpoint of the resumed run knows it, too
         assert later.checkpoint["callbacks"] == trainer.checkpoint["callbacks"]
 
@@ -117,7 +118,7 @@ def test_a_fast_dev_run_after_a_run_knows_nothing_of_it(tmp_path: Path) -> None:
     trainer = JobTrainer(device, [callback], max_steps=1)
     trainer.fast_dev_run = True
     trainer.fit(save_at=1)
-    assert (callback.verdict, callback.spent, lines(trainer)) == ("going on", None, [])
+    assert (callback.verdict, callback.spent) == ("no run", None)
     assert trainer.checkpoint["callbacks"] == {}
     assert len(runs(tmp_path)) == 1
 
@@ -197,9 +198,19 @@ def test_memory_that_runs_out_before_a_first_batch(emulated: bool | None, tmp_pa
     trainer.call("setup", "fit")
     trainer.call("on_exception", torch.OutOfMemoryError("CUDA out of memory"))
     trainer.call("teardown", "fit")
-    run = runs(tmp_path)[-1]
-    assert (run.state, run.reached_target) == ("dead" if emulated is None else "done", False)
+    assert [run.reached_target for run in runs(tmp_path)] == ([] if emulated is None else [True, False])
+    assert trainer.callbacks[0].verdict == "out of memory"
     assert ("is not reported" in lines(trainer)[-1]) is (emulated is None)
+
+
+def test_ctrl_c_before_a_first_batch_leaves_nothing(tmp_path: Path) -> None:
+    device = ScriptedDevice()
+    trainer = JobTrainer(device, [job(tmp_path, device)])
+    trainer.call("setup", "fit")
+    trainer.call("on_exception", KeyboardInterrupt())
+    trainer.call("teardown", "fit")
+    assert (runs(tmp_path), trainer.callbacks[0].verdict) == ([], "interrupted")
+    assert lines(trainer) == ["the run with batch size 32 is not reported: it was interrupted"]
 
 
 @pytest.mark.parametrize(
@@ -275,6 +286,9 @@ def test_other_ranks_are_taken_to_do_as_this_one_does() -> None:
     both = spent_by_all(gone_on(rows, own))
     assert (both.time_s, both.energy_j) == (15.0, 130.0 + 230.0)
     assert gone_on([], own) == gone_on([own], own) == [own]
+    assert gone_on(rows, replace(rows[1], time_s=13.0, energy_j=220.0), 1)[0] == replace(
+        rows[0], time_s=12.0, energy_j=120.0
+    )
     lost = Spent(gpu=1.0, time_s=14.0, energy_j=None, limit_w=400.0, void_s=14.0)
     both = spent_by_all(gone_on(rows, lost))
     assert (both.time_s, both.energy_j) == (14.0, None)

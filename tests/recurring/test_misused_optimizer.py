@@ -89,3 +89,17 @@ def test_a_name_that_no_file_can_have_is_named(name: str, kind: type[RecurringEr
     with pytest.raises(kind, match="path"):
         optimizer(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_suggestion_that_was_not_followed_is_forgotten(tmp_path: Path) -> None:
+    chosen = optimizer(tmp_path / "job.sqlite")
+    chosen.observe(32, energy_j=1.0, time_s=1.0, reached_target=True)
+    first = chosen.suggest()
+    chosen.withdraw(first)
+    assert len(chosen.runs()) == 1
+    assert chosen.suggest() == first  # as if it had not been asked
+    chosen.observe(first, energy_j=1.0, time_s=1.0, reached_target=True)
+    chosen.withdraw(first)  # nothing is open
+    assert [run.state for run in chosen.runs()] == ["done", "done"]
+    with pytest.raises(RecurringError, match="batch size 7 is none of"):
+        chosen.withdraw(7)

@@ -1,0 +1,75 @@
+"""Whether what a run costs says something of its batch size."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+_TRAINED = "_energy_lightning_trained_for"  # attribute of a module; copies and pickles of it have it, too
+
+
+def mark_trained(module: Any, store: Path) -> None:
+    """The module's weights have been changed in a run of the store's job."""
+    setattr(module, _TRAINED, {*getattr(module, _TRAINED, ()), str(store)})
+
+
+def start_fault(trainer: Any, module: Any, store: Path, *, resumed: bool) -> str | None:
+    """In words, that a run that begins now does not begin as the job's others do; None where nothing tells so.
+
+    One that goes on from weights that were trained for the same job costs too little: it would make the least cost of
+    all runs, past which later ones are stopped, and what is believed of its size. `resumed`: with a checkpoint that
+    tells what was spent so far.
+    """
+    if resumed:
+        return None
+    if trainer.global_step > 0:
+        return (
+            f"it goes on from step {trainer.global_step}, and what was spent until there is not known. Resume from a "
+            "checkpoint that was saved with RecurringJob, or begin with a new Trainer and a new module"
+        )
+    if str(store) in getattr(module, _TRAINED, ()):
+        return (
+            f"this {type(module).__name__} was trained in an earlier run of the job, and a run from trained weights "
+            "costs too little. Make a new module for each run, or resume with fit(ckpt_path=...)"
+        )
+    return None
+
+
+def loader_fault(trainer: Any, batch_size: int) -> str | None:
+    """In words, that the trainer's loader makes other batches than of `batch_size`; None where it does or hides it.
+
+    Either size may be the other times as many processes (of the job, of a node), micro-batches of an optimizer step, or
+    both; what does not divide evenly may be rounded. A loader with a batch sampler, and several loaders, hide it; so do
+    batches of 1, torch's default, which the data set may make itself (see `loader_doubt`).
+    """
+    loaded = _other_size(trainer, batch_size)
+    if loaded is None or loaded == 1:
+        return None
+    return (
+        f"the training loader makes batches of {loaded}, not of {batch_size}. Make it in train_dataloader(), from the "
+        "attribute; one that counts otherwise takes a batch_sampler"
+    )
+
+
+def loader_doubt(trainer: Any, batch_size: int) -> str | None:
+    """In words, that nobody knows of what size the batches are."""
+    if _other_size(trainer, batch_size) != 1:
+        return None
+    return (
+        f"the training loader makes batches of 1: unless its data set makes those of {batch_size} itself, this run is "
+        "reported under the wrong size"
+    )
+
+
+def _other_size(trainer: Any, batch_size: int) -> int | None:
+    """The loader's; None where it is `batch_size`, counted some way, or not known."""
+    loaded = getattr(getattr(trainer, "train_dataloader", None), "batch_size", None)
+    if not isinstance(loaded, int):
+        return None
+    processes = {1, trainer.world_size, getattr(trainer, "num_devices", 1)}
+    for num_processes, num_batches in product(processes, {1, trainer.accumulate_grad_batches}):
+        parts = num_processes * num_batches
+        if loaded in (batch_size // parts, -(-batch_size // parts), batch_size * parts):
+            return None
+    return loaded

@@ -1,0 +1,151 @@
+"""Runs whose cost says nothing of their batch size: told at their beginning, trained, and not reported."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from recurring_trainings import NEEDED, JobTrainer, Module, job
+
+from energy_lightning.callbacks.comparable import loader_doubt, loader_fault, mark_trained, start_fault
+from energy_lightning.measure.testing import ScriptedDevice
+from energy_lightning.recurring import BatchSizeOptimizer, Run
+
+STORE = Path("job.sqlite")
+
+
+def runs(folder: Path) -> list[Run]:
+    return BatchSizeOptimizer.of_store(folder / "job.sqlite").runs()
+
+
+def lines(trainer: JobTrainer) -> list[str]:
+    return [line.removeprefix("energy_lightning: ") for line in trainer.lightning_module.lines]
+
+
+def trained(folder: Path, module: Any = None, *, fails: Any = None, **options: Any) -> JobTrainer:
+    device = ScriptedDevice()
+    trainer = JobTrainer(device, [job(folder, device, **options)])
+    if module is not None:
+        trainer.lightning_module = module
+        module.lines.clear()
+    trainer.fit(fails=fails)
+    return trainer
+
+
+@pytest.mark.parametrize("again", [lambda module: module, copy.deepcopy], ids=["itself", "a copy"])
+def test_a_module_that_was_trained_before_is_trained_and_not_reported(again: Any, tmp_path: Path) -> None:
+    first = trained(tmp_path)
+    later = trained(tmp_path, again(first.lightning_module))
+    assert len(runs(tmp_path)) == 1  # and nothing is left leased
+    fault, told = (line for line in lines(later) if "report" in line)
+    assert fault.startswith("this run will not be reported: this Module was trained in an earlier run of the job")
+    assert told.endswith("; not reported")
+    assert (later.callbacks[0].verdict, later.global_step) == ("reached", NEEDED[later.lightning_module.batch_size])
+
+
+def test_one_that_is_not_compared_is_not_stopped_either(tmp_path: Path) -> None:
+    known = BatchSizeOptimizer([8, 16, 32, 64], default=32, max_power_w=400.0, store=tmp_path / "job.sqlite")
+    known.observe(32, energy_j=1.0, time_s=0.1, reached_target=True)
+    first = trained(tmp_path, check_every_n_steps=5)
+    assert first.callbacks[0].verdict == "too dear"
+    later = trained(tmp_path, first.lightning_module, check_every_n_steps=5)
+    assert later.callbacks[0].verdict == ("reached" if later.lightning_module.batch_size != 64 else "ended")
+    assert len(runs(tmp_path)) == 2
+
+
+def test_a_new_module_another_job_and_one_that_took_no_step_are_reported(tmp_path: Path) -> None:
+    with pytest.raises(MemoryError):
+        trained(tmp_path, module := Module(), fails=(0, MemoryError()))
+    first = trained(tmp_path, module)  # its weights are as they were
+    trained(tmp_path)
+    (tmp_path / "other").mkdir()
+    trained(tmp_path / "other", first.lightning_module)
+    assert [run.state for run in runs(tmp_path)] == ["done"] * 3
+    assert [run.state for run in runs(tmp_path / "other")] == ["done"]
+
+
+def test_a_trainer_that_goes_on_is_not_reported_and_neither_is_what_resumes_that(tmp_path: Path) -> None:
+    device = ScriptedDevice()
+    trainer = JobTrainer(device, [job(tmp_path, device)])
+    trainer.global_step = 3
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(save_at=20, fails=(25, KeyboardInterrupt()))
+    assert "this run will not be reported: it goes on from step 3, and what was spent" in lines(trainer)[1]
+    device = ScriptedDevice()
+    later = JobTrainer(device, [job(tmp_path, device)])
+    later.fit(resumed=trainer.checkpoint)
+    assert later.callbacks[0].verdict == "reached"
+    assert "this run will not be reported: it goes on from step 3, and what was spent" in lines(later)[1]
+    assert runs(tmp_path) == []
+
+
+def test_a_module_that_resumes_its_own_run_is_reported(tmp_path: Path) -> None:
+    device, module = ScriptedDevice(), Module()
+    trainer = JobTrainer(device, [job(tmp_path, device)])
+    trainer.lightning_module = module
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(save_at=20, fails=(25, KeyboardInterrupt()))
+    device = ScriptedDevice()
+    later = JobTrainer(device, [job(tmp_path, device)])
+    later.lightning_module = module
+    later.fit(resumed=trainer.checkpoint)
+    assert [(run.state, run.reached_target) for run in runs(tmp_path)] == [("done", True)]
+
+
+def test_a_loader_of_other_batches_is_not_reported(tmp_path: Path) -> None:
+    device = ScriptedDevice()
+    trainer: Any = JobTrainer(device, [job(tmp_path, device)])
+    trainer.train_dataloader, trainer.accumulate_grad_batches = SimpleNamespace(batch_size=5), 1
+    trainer.fit()
+    assert runs(tmp_path) == []
+    assert lines(trainer)[1].startswith("this run will not be reported: the training loader makes batches of 5, not of")
+
+
+@pytest.mark.parametrize("module", [Module(), object.__new__(Module)])
+def test_a_run_begins_as_others_do_unless_something_tells(module: Any) -> None:
+    new, going = SimpleNamespace(global_step=0), SimpleNamespace(global_step=7)
+    assert start_fault(new, module, STORE, resumed=False) is None
+    assert start_fault(going, module, STORE, resumed=True) is None
+    assert "from step 7" in str(start_fault(going, module, STORE, resumed=False))
+    mark_trained(module, STORE)
+    mark_trained(module, Path("other.sqlite"))
+    assert "trained in an earlier run" in str(start_fault(new, module, STORE, resumed=False))
+    assert start_fault(new, module, STORE, resumed=True) is None
+    assert start_fault(new, module, Path("third.sqlite"), resumed=False) is None
+
+
+@pytest.mark.parametrize(
+    ("loader", "num_ranks", "num_devices", "num_batches", "fault"),
+    [
+        (SimpleNamespace(batch_size=32), 1, 1, 1, False),
+        (SimpleNamespace(batch_size=4), 1, 1, 1, True),
+        (SimpleNamespace(batch_size=16), 2, 2, 1, False),  # 32 are of all processes together
+        (SimpleNamespace(batch_size=16), 4, 2, 1, False),  # of a node
+        (SimpleNamespace(batch_size=8), 1, 1, 4, False),  # of an optimizer step
+        (SimpleNamespace(batch_size=4), 2, 2, 4, False),
+        (SimpleNamespace(batch_size=8), 2, 2, 1, True),
+        (SimpleNamespace(batch_size=64), 2, 2, 1, False),  # the loader's are divided among processes
+        (SimpleNamespace(batch_size=64), 1, 1, 1, True),
+        (SimpleNamespace(batch_size=10), 3, 3, 1, False),  # rounded down
+        (SimpleNamespace(batch_size=11), 3, 3, 1, False),  # rounded up
+        (SimpleNamespace(batch_size=12), 3, 3, 1, True),
+        (SimpleNamespace(batch_size=1), 1, 1, 1, False),  # the data set may make the batches
+        (SimpleNamespace(batch_size=None), 1, 1, 1, False),  # a batch sampler knows
+        ([1, 2], 1, 1, 1, False),
+        (None, 1, 1, 1, False),
+    ],
+)
+def test_which_loaders_follow_the_attribute(
+    loader: Any, num_ranks: int, num_devices: int, num_batches: int, fault: bool
+) -> None:
+    trainer = SimpleNamespace(
+        train_dataloader=loader, world_size=num_ranks, num_devices=num_devices, accumulate_grad_batches=num_batches
+    )
+    said, doubt = loader_fault(trainer, 32), loader_doubt(trainer, 32)
+    assert (doubt is not None) is (getattr(loader, "batch_size", None) == 1)
+    assert (said is not None) is fault
+    if said is not None:
+        assert f"makes batches of {loader.batch_size}, not of 32" in said
