@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from energy_lightning.recurring.beliefs import Beliefs, Curve, Floats, Pooled, limits_of, octaves_of, strays
-from energy_lightning.recurring.rounded import NumberPrior, Seen, beliefs_of_number
+from energy_lightning.recurring.number_curve import NumberPrior, beliefs_of_number
+from energy_lightning.recurring.rounded import Seen
 from energy_lightning.recurring.runs import View
 
 _LEAST_J = float(np.finfo(float).tiny)
@@ -161,4 +162,4 @@ def _seen(view: View, told: list[int], one: Floats, prior: NumberPrior) -> Seen:
             rows[outcome.arm, number, outcome.reached] += 1
     arm, numbers, reached = (np.array(column) for column in zip(*rows, strict=True))
     times = np.array(list(rows.values()), float)
-    return Seen.of(arm, numbers.astype(float), reached, times, np.array(prior.spreads))
+    return Seen.of(arm, numbers.astype(float), reached, times, prior.spreads)

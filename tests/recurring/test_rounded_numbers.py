@@ -9,7 +9,8 @@ import pytest
 from scipy.stats import norm
 
 from energy_lightning.recurring.beliefs import Beliefs, Floats
-from energy_lightning.recurring.rounded import NumberPrior, Seen, beliefs_of_number
+from energy_lightning.recurring.number_curve import NumberPrior, beliefs_of_number
+from energy_lightning.recurring.rounded import Seen
 
 OCTAVES = np.array([-1.0, 0.0])
 Runs = list[tuple[int, int, bool]]  # arm, number, reached
@@ -18,7 +19,7 @@ Runs = list[tuple[int, int, bool]]  # arm, number, reached
 def seen_of(runs: Runs, prior: NumberPrior) -> Seen:
     rows = Counter(runs)
     arm, number, reached = (np.array(column) for column in zip(*rows, strict=True))
-    return Seen.of(arm, number.astype(float), reached, np.array(list(rows.values()), float), np.array(prior.spreads))
+    return Seen.of(arm, number.astype(float), reached, np.array(list(rows.values()), float), prior.spreads)
 
 
 def believed(runs: Runs, prior: NumberPrior, octaves: Floats = OCTAVES) -> Beliefs:
