@@ -202,8 +202,11 @@ class RecurringRun:
         return "out of memory"
 
     def _break_off(self, error: BaseException) -> Verdict:
-        """Nothing is to be learnt from the run."""
+        """Nothing is to be learnt from the run here."""
         begun, interrupted = self._begun, not isinstance(error, Exception)  # Ctrl-C, SIGTERM
+        if self._reported_elsewhere():
+            self._say(f"the run with batch size {self.batch_size} did not reach its target: a rank ran out of memory")
+            return "out of memory"
         self.discard()
         if interrupted:
             then = " (resumed from a checkpoint it goes on)" if begun else ""
@@ -212,6 +215,13 @@ class RecurringRun:
         if begun:  # else the error says all
             self._say(f"the run with batch size {self.batch_size} is not reported: {type(error).__name__} ended it")
         return "out of memory" if is_out_of_memory(error) else "failed"
+
+    def _reported_elsewhere(self) -> bool:
+        """Whether another rank has (`report_alone`), whose end is what ends this one."""
+        run_id = self._optimizer.open_run(self.batch_size)
+        with suppress(StoreError):
+            return any(run.run_id == run_id and run.state == "done" for run in self._optimizer.runs())
+        return False
 
     def _report(
         self, verdict: Verdict, spent: Spent, num_evaluations: int | None, power_limit_w: float | None
