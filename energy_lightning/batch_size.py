@@ -141,7 +141,7 @@ class RecurringJobMixin:
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Mapping[str, Any]) -> None:
         """The run that it belongs to goes on under its batch size, so loaders and optimizers get that. Collective.
 
-        Lightning makes them later than this, unless the module asked for its number of steps before.
+        Where a strategy loads late (FSDP, DeepSpeed), optimizers are there already: the checkpoint has their rates.
         """
         state = checkpoint.get("callbacks", {}).get(self.state_key)  # type: ignore[attr-defined]
         if not self._job.active or not state:

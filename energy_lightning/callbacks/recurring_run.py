@@ -170,11 +170,9 @@ class RecurringRun:
         if not self._comparable:
             line = told(self.batch_size, verdict, spent, emulated=bool(self._emulated))
             return False, f"{line}; not reported"
-        unknown = spent.energy_j is None and self._optimizer.cost.eta > 0.0
-        if verdict == "ended" and missing is not None:
-            fault: str | None = missing
-        else:
-            fault = "its time or energy could not be measured" if unknown or not spent.time_s > 0.0 else None
+        fault = missing if verdict == "ended" else None
+        if fault is None and (not spent.time_s > 0.0 or (spent.energy_j is None and self._optimizer.cost.eta > 0.0)):
+            fault = "its time or energy could not be measured"
         if fault is not None:
             self.discard()
             return False, f"the run is not reported: {fault}"
@@ -209,7 +207,7 @@ class RecurringRun:
             return "out of memory"
         self.discard()
         if interrupted:
-            then = " (resumed from a checkpoint it goes on)" if begun else ""
+            then = "; resumed from a checkpoint it goes on" if begun else ""
             self._say(f"the run with batch size {self.batch_size} is not reported: it was interrupted{then}")
             return "interrupted"
         if begun:  # else the error says all

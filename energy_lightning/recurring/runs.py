@@ -16,6 +16,7 @@ MOST_WHOLE = 2**53  # SQLite and floats hold it exactly
 class Run:
     """One run of the job. Energy over all GPUs of the job; None while it runs, and where it was not measured.
 
+    `power_limit_w`: of one GPU, the one that the run settled on; None: it was left as it was, or is not known.
     `state` is "running", "done" or "dead" (its lease ran out before it reported). `num_evaluations`: how often the
     target was looked at during the run: validations, or epochs where there are none; None: not known.
     """

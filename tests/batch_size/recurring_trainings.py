@@ -34,6 +34,7 @@ class JobTrainer:
     """Calls a callback's hooks in Lightning's order; validates every ten steps. Heeds should_stop from min_steps on."""
 
     sanity_checking = fast_dev_run = False
+    loads_late = False  # as strategies that load a checkpoint when the model is set up
 
     def __init__(
         self, device: ScriptedDevice, callbacks: Sequence[Any], *, max_steps: int = 200, min_steps: int = 0
@@ -56,10 +57,10 @@ class JobTrainer:
     def fit(self, *, resumed: Mapping[str, Any] | None = None, save_at: int | None = None, fails: Any = None) -> None:
         try:
             self.call("setup", "fit")
-            if resumed is not None:
-                self.call("on_load_checkpoint", resumed)
-                self.global_step = resumed["step"]
-            self.call("on_fit_start")
+            hooks = [("on_load_checkpoint", (resumed,)), ("on_fit_start", ())][resumed is None :]
+            for hook, arguments in reversed(hooks) if self.loads_late else hooks:
+                self.call(hook, *arguments)
+            self.global_step = self.global_step if resumed is None else resumed["step"]
             if self.should_stop and self.global_step >= self.min_steps:  # nothing to train
                 self.call("teardown", "fit")
                 return

@@ -119,7 +119,7 @@ def test_an_interrupted_run_says_nothing_of_its_size(error: BaseException, tmp_p
     (run,) = runs(tmp_path)
     assert (run.state, run.energy_j) == ("dead", None)
     verdict, why = {
-        KeyboardInterrupt: ("interrupted", "it was interrupted (resumed from a checkpoint it goes on)"),
+        KeyboardInterrupt: ("interrupted", "it was interrupted; resumed from a checkpoint it goes on"),
         RuntimeError: ("failed", "RuntimeError ended it"),
     }[type(error)]
     assert trainer.callbacks[0].verdict == verdict
@@ -138,7 +138,8 @@ def test_a_run_out_of_memory_did_not_reach_the_target(error: BaseException, tmp_
     assert run.time_s >= 10.0
 
 
-def test_a_resumed_run_goes_on_under_its_size_with_what_it_has_spent(tmp_path: Path) -> None:
+@pytest.mark.parametrize("loads_late", [False, True])
+def test_a_resumed_run_goes_on_under_its_size_with_what_it_has_spent(loads_late: bool, tmp_path: Path) -> None:
     recur(tmp_path)
     device = ScriptedDevice()
     trainer = JobTrainer(device, [job(tmp_path, device, seed=1)])
@@ -147,6 +148,7 @@ def test_a_resumed_run_goes_on_under_its_size_with_what_it_has_spent(tmp_path: P
     size = trainer.callbacks[0].batch_size
     device = ScriptedDevice()
     later = JobTrainer(device, [job(tmp_path, device, seed=2)])
+    later.loads_late = loads_late
     later.fit(resumed=trainer.checkpoint)
     assert later.callbacks[0].batch_size == later.lightning_module.batch_size == size
     done = [run for run in runs(tmp_path) if run.state == "done"]
