@@ -58,7 +58,7 @@ def _show_and_write(job: Job) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _State:
-    """All that a store tells. `fault`: why there is no `best`."""
+    """All that a store tells. `best`: None before a run reached the target; `fault`: that no batch size does."""
 
     store: Path
     optimizer: JointOptimizer
@@ -75,9 +75,10 @@ class _State:
         """With beliefs under a power limit in W, or None. ConfigError, StoreError."""
         path, limit_w = Path(str(store)), _limit(power_limit_w)
         optimizer = JointOptimizer.of_store(path)
-        runs, best, fault = optimizer.runs(), None, None
+        runs, beliefs, best, fault = optimizer.runs(), optimizer.beliefs(power_limit_w=limit_w), None, None
         try:
-            best = optimizer.best(power_limit_w=limit_w)
+            likely = optimizer.best(power_limit_w=limit_w)  # before a run reached the target it is the default
+            best = likely if any(one.num_reached for one in beliefs) else None
         except TargetNeverReachedError as error:
             fault = str(error)
         return cls(
@@ -85,7 +86,7 @@ class _State:
             optimizer=optimizer,
             emulated=optimizer.emulated,
             runs=runs,
-            beliefs=optimizer.beliefs(power_limit_w=limit_w),
+            beliefs=beliefs,
             profiles=optimizer.profiles(),
             best=best,
             fault=fault,

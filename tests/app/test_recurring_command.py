@@ -137,6 +137,10 @@ def test_a_store_without_runs_and_one_whose_target_was_never_reached(
     store = store_of(tmp_path, runs=[])
     assert main(["recurring", f"store={store}", f"output_dir={tmp_path}/out"]) == 0
     assert "not known before a run with the default batch size 32" in capsys.readouterr().out
+    BatchSizeOptimizer.of_store(store).observe(32, energy_j=1.0, time_s=1.0, reached_target=False)
+    assert main(["recurring", f"store={store}", f"output_dir={tmp_path}/out"]) == 0
+    assert "default, best" not in capsys.readouterr().out  # nothing is the best of what was tried in vain
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["best"] is None
     for size in (16, 32, 64):
         BatchSizeOptimizer.of_store(store).observe(size, energy_j=1.0, time_s=1.0, reached_target=False)
     assert main(["recurring", f"store={store}", f"output_dir={tmp_path}/out"]) == 0
