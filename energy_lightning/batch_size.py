@@ -13,9 +13,10 @@ from energy_lightning.callbacks.comparable import loader_doubt, loader_fault, ma
 from energy_lightning.callbacks.job import check_alone, degrading, say
 from energy_lightning.callbacks.job_run import JobRun
 from energy_lightning.callbacks.monitored import Monitored
-from energy_lightning.callbacks.recurring_run import RecurringRun, Target, Verdict, parse_options
+from energy_lightning.callbacks.recurring_run import RecurringRun, Target, parse_options
 from energy_lightning.callbacks.run_meter import Spent
 from energy_lightning.callbacks.shared_device import DeviceChoice
+from energy_lightning.callbacks.verdicts import Verdict
 from energy_lightning.device import Device
 from energy_lightning.recurring.errors import whole
 from energy_lightning.recurring.store import checked_path
@@ -41,12 +42,12 @@ class RecurringJobMixin:
 
     A store that fails during a run (deleted, no space) ends no training: one line tells the figures, to report later.
 
-    A run that ends without the target is reported as such. Out of memory is reported (with the wall time where nothing
-    was metered yet) and then raised out of fit all the same: the next run gets another size; a rank other than 0 that
-    alone runs out of memory reports it itself, where it sees the store's file. A run that was interrupted or failed, or
-    never logged `monitor`, says nothing of its batch size and is not reported; a killed one neither, its lease ends. A
-    run resumed from a checkpoint goes on under its own batch size, with what it has spent; one that had reached its
-    target ends. A fast_dev_run suggests and reports nothing.
+    A run that ends without the target is reported as such. Out of memory is reported (with the wall time alone where
+    nothing was metered yet) and then raised out of fit all the same: the next run gets another size; a rank other than
+    0 that alone runs out of memory reports it itself, where it sees the store's file. A run that was interrupted or
+    failed, or never logged `monitor`, says nothing of its batch size and is not reported; a killed one neither, its
+    lease ends. A run resumed from a checkpoint goes on under its own batch size, with what it has spent; one that had
+    reached its target ends. A fast_dev_run suggests and reports nothing.
 
     Two more kinds of runs are trained and not reported, with a line that says so. One that does not begin as the others
     do (a module that was trained for this job before, also a copy of it; a Trainer that goes on; a checkpoint without

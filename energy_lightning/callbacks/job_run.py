@@ -9,9 +9,10 @@ from typing import Any
 
 from energy_lightning.callbacks.evaluations import Evaluations
 from energy_lightning.callbacks.job import on_rank_zero, say
-from energy_lightning.callbacks.recurring_run import RecurringRun, Target, Verdict, is_out_of_memory, report_alone
+from energy_lightning.callbacks.recurring_run import RecurringRun, Target, report_alone
 from energy_lightning.callbacks.run_meter import JobMeter, Spent
 from energy_lightning.callbacks.shared_device import gather_objects
+from energy_lightning.callbacks.verdicts import Verdict, verdict_of
 from energy_lightning.device import Device, has_emulated_figures
 from energy_lightning.recurring import RecurringError
 
@@ -124,11 +125,9 @@ class JobRun:
         if self._run is not None:
             self.verdict = self._run.fail(error, self.spent, limit_w)
             return
-        self.verdict = "failed"
-        if is_out_of_memory(error):
-            self.verdict = "out of memory"
-            if self._run_id is not None and self.spent is not None and batch_size is not None:
-                report_alone(self._store, self._run_id, batch_size, self.spent, limit_w, emulated=self._emulated)
+        self.verdict = verdict_of(error)
+        if self.verdict == "out of memory" and not (self._run_id is None or self.spent is None or batch_size is None):
+            report_alone(self._store, self._run_id, batch_size, self.spent, limit_w, emulated=self._emulated)
 
     def abandon(self) -> None:
         """There was nothing to train."""

@@ -6,12 +6,13 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from energy_lightning.callbacks.job import log
 from energy_lightning.callbacks.run_meter import Spent
+from energy_lightning.callbacks.verdicts import Verdict, is_out_of_memory, told, verdict_of
 from energy_lightning.recurring import JobSettings, JointOptimizer, RecurringError, StoreError
 from energy_lightning.recurring.errors import number
 from energy_lightning.recurring.rows import read_settings
@@ -19,10 +20,6 @@ from energy_lightning.recurring.settings import seed_and_clock
 from energy_lightning.recurring.store import RunStore
 
 OPTIONS = ("eta", "beta", "seed", "policy", "window", "lease_s", "max_power_w", "clock")
-_NO_MEMORY = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
-"""In RuntimeErrors of torch 2.x where memory is short (torch/csrc: c10/core/impl/alloc_cpu.cpp, aten CUDABlas)."""
-
-Verdict = Literal["no run", "going on", "reached", "too dear", "ended", "out of memory", "interrupted", "failed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +178,8 @@ class RecurringRun:
     def fail(self, error: BaseException, spent: Spent | None, power_limit_w: float | None = None) -> Verdict:
         """Training ends by an error: of a run that did not fit into memory the store is told what is known of its cost.
 
-        `spent`: None before the first batch. Where nothing was metered yet the time is the wall clock's.
+        `spent`: None before the first batch. Where nothing was metered yet the time is the wall clock's, the energy not
+        known.
         """
         if not is_out_of_memory(error) or not self._comparable:
             return self._break_off(error)
@@ -192,34 +190,33 @@ class RecurringRun:
                 "the job's runs are measured or emulated is not known yet. Give a smaller default"
             )
             return "out of memory"
-        spent = spent or Spent(gpu=0.0, time_s=0.0, energy_j=None, limit_w=None, void_s=0.0)
-        time_s = spent.time_s if spent.time_s > 0.0 else self._clock_s() - self._start_s
-        with suppress(StoreError):  # another rank that ran out of memory too may have reported: this report is for all
-            self._optimizer.adopt(self._optimizer.open_run(self.batch_size), self.batch_size)
-        self._say(self._report("out of memory", replace(spent, time_s=time_s), None, power_limit_w)[1])
+        if spent is None or not spent.time_s > 0.0:
+            wall_s = self._clock_s() - self._start_s
+            spent = Spent(gpu=0.0, time_s=wall_s, energy_j=None, limit_w=None, void_s=0.0)
+        reported, line = self._report("out of memory", spent, None, power_limit_w)
+        self._say(line if reported else self._told_elsewhere() or line)
         return "out of memory"
 
     def _break_off(self, error: BaseException) -> Verdict:
         """Nothing is to be learnt from the run here."""
-        begun, interrupted = self._begun, not isinstance(error, Exception)  # Ctrl-C, SIGTERM
-        if self._reported_elsewhere():
-            self._say(f"the run with batch size {self.batch_size} did not reach its target: a rank ran out of memory")
+        if line := self._told_elsewhere():
+            self._say(line)
             return "out of memory"
+        begun, verdict = self._begun, verdict_of(error)
         self.discard()
-        if interrupted:
+        if verdict == "interrupted":
             then = "; resumed from a checkpoint it goes on" if begun else ""
             self._say(f"the run with batch size {self.batch_size} is not reported: it was interrupted{then}")
-            return "interrupted"
-        if begun:  # else the error says all
+        elif begun:  # else the error says all
             self._say(f"the run with batch size {self.batch_size} is not reported: {type(error).__name__} ended it")
-        return "out of memory" if is_out_of_memory(error) else "failed"
+        return verdict
 
-    def _reported_elsewhere(self) -> bool:
-        """Whether another rank has (`report_alone`), whose end is what ends this one."""
-        run_id = self._optimizer.open_run(self.batch_size)
+    def _told_elsewhere(self) -> str | None:
+        """A line, where another rank has reported (`report_alone`), whose end may be what ends this one."""
         with suppress(StoreError):
-            return any(run.run_id == run_id and run.state == "done" for run in self._optimizer.runs())
-        return False
+            if is_missed(self._optimizer, self._optimizer.open_run(self.batch_size)):
+                return f"the run with batch size {self.batch_size} did not reach its target: a rank ran out of memory"
+        return None
 
     def _report(
         self, verdict: Verdict, spent: Spent, num_evaluations: int | None, power_limit_w: float | None
@@ -250,9 +247,14 @@ class RecurringRun:
 def report_alone(
     store: Path, run_id: int, batch_size: int, spent: Spent, power_limit_w: float | None, *, emulated: bool
 ) -> None:
-    """Out of memory on another rank than 0, which may never come to report: this one does, where it sees the store."""
+    """Out of memory on another rank than 0, which may never come to report: this one does, where it sees the store.
+
+    Once: rank 0 may have run out of memory as well.
+    """
     try:
         optimizer = JointOptimizer.of_store(store)
+        if is_missed(optimizer, run_id):
+            return
         optimizer.adopt(run_id, batch_size)
         optimizer.observe(
             batch_size,
@@ -266,21 +268,6 @@ def report_alone(
         log.warning(f"energy_lightning: out of memory with batch size {batch_size} is not reported: {error}")
 
 
-def told(batch_size: int | None, verdict: Verdict, spent: Spent, *, emulated: bool) -> str:
-    """One line about a run that is over."""
-    void = f" ({spent.void_s:.3g} s of it at mean power: readings were void)" if spent.void_s else ""
-    reached = "reached its target" if verdict == "reached" else f"did not reach its target ({verdict})"
-    if spent.energy_j is None:
-        energy, void = "energy not measured", ""
-    else:
-        energy = f"{spent.energy_j:.4g} J over all GPUs"
-    cost = f"{energy}, {spent.time_s:.4g} s{void}"
-    return f"the run with batch size {batch_size} {reached}: {cost}{' (EMULATED)' if emulated else ''}"
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether what ended a run is that it did not fit, on a GPU or on the CPU."""
-    import torch
-
-    said = str(error) if isinstance(error, RuntimeError) else ""
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(part in said for part in _NO_MEMORY)
+def is_missed(optimizer: JointOptimizer, run_id: int | None) -> bool:
+    """Whether the store was told that the run did not reach its target."""
+    return any(run.run_id == run_id and run.state == "done" and not run.reached_target for run in optimizer.runs())

@@ -175,42 +175,6 @@ def test_energies_of_ranks_add_up_over_gpus() -> None:
     assert spent_by_all([own, replace(own, gpu=2.0, energy_j=None)]).energy_j is None
 
 
-@pytest.mark.parametrize("alone", [True, False])
-def test_memory_that_runs_out_on_another_rank_is_reported_by_that_one(
-    alone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """5 s on each of two GPUs; rank 0, which waits for it, loses the connection, or runs out of memory as well."""
-    trainers = []
-    for rank in range(2):
-        device = ScriptedDevice()
-        device.uuid = f"GPU-{rank}"
-        trainer = JobTrainer(device, [job(tmp_path, device)])
-        trainer.world_size, trainer.global_rank, trainer.is_global_zero = 2, rank, rank == 0
-        trainers.append(trainer)
-    told: list[Any] = []
-    trainers[0].strategy.broadcast = lambda value: told.append(value) or value
-    trainers[1].strategy.broadcast = lambda value: told.pop(0)
-    spent = [Spent(gpu=gpu, time_s=0.0, energy_j=0.0, limit_w=400.0, void_s=0.0) for gpu in (1.0, 2.0)]
-    for module in ("job_run", "run_meter", "shared_device"):
-        monkeypatch.setattr(
-            f"energy_lightning.callbacks.{module}.gather_objects",
-            lambda trainer, own: [True, True] if isinstance(own, bool) else spent,
-        )
-    for hook, arguments in (("setup", ("fit",)), ("on_train_start", ()), ("on_train_batch_start", (None, 0))):
-        for trainer in trainers:
-            trainer.call(hook, *arguments)
-    for trainer in trainers:
-        trainer.device.work(5.0)
-    lost = RuntimeError("Connection closed by peer")
-    for trainer, error in ((trainers[1], torch.OutOfMemoryError()), (trainers[0], lost if alone else MemoryError())):
-        trainer.call("on_exception", error)
-        assert trainer.callbacks[0].verdict == "out of memory"
-    (run,) = runs(tmp_path)
-    assert (run.state, run.reached_target, run.time_s) == ("done", False, pytest.approx(5.0))
-    assert run.energy_j == pytest.approx(2 * 5.0 * POWER_W)
-    assert not any("not reported" in line for line in trainers[0].lightning_module.lines)
-
-
 @pytest.mark.parametrize("later_steps", [0, 100])
 def test_lightning_trains_on_for_min_steps_and_a_resumed_run_knows_that_it_is_over(
     later_steps: int, tmp_path: Path

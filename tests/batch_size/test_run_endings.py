@@ -1,17 +1,14 @@
-"""What the store is told of a run that trains on after its verdict, fails for lack of memory, or loses its GPU."""
+"""What the store is told of a run that trains on after its verdict, is interrupted, or loses its GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from recurring_trainings import NEEDED, POWER_W, STEP_S, JobTrainer, job
 
-from energy_lightning.callbacks.recurring_run import is_out_of_memory
 from energy_lightning.callbacks.run_meter import RunMeter, Spent, gone_on, spent_by_all
 from energy_lightning.measure.testing import ScriptedDevice
 from energy_lightning.recurring import BatchSizeOptimizer, Run
@@ -154,55 +151,6 @@ def test_resumed_after_it_got_too_dear_all_that_was_spent_counts(tmp_path: Path)
     assert run.time_s == pytest.approx(30 * STEP_S)  # ten more until the next look
 
 
-class Frozen(ScriptedDevice):
-    """A virtual clock that stands still, as an emulated GPU's in the first step."""
-
-    def work(self, time_s: float) -> None: ...
-
-
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()])
-def test_a_first_step_out_of_memory_is_reported_with_its_wall_time(error: BaseException, tmp_path: Path) -> None:
-    device = Frozen()
-    device.emulated = True
-    trainer = JobTrainer(device, [job(tmp_path, device)])
-    with pytest.raises(type(error)):
-        trainer.fit(fails=(0, error))
-    (run,) = runs(tmp_path)
-    assert (run.batch_size, run.state, run.reached_target, run.energy_j) == (32, "done", False, 0.0)
-    assert run.time_s is not None
-    assert 0.0 < run.time_s < 60.0
-    assert BatchSizeOptimizer.of_store(tmp_path / "job.sqlite").emulated
-    assert trainer.callbacks[0].verdict == "out of memory"
-    assert lines(trainer)[-1].startswith("the run with batch size 32 did not reach its target (out of memory): 0 J")
-    assert lines(trainer)[-1].endswith("(EMULATED)")
-    again = JobTrainer(device, [job(tmp_path, device)])
-    again.call("setup", "fit")
-    assert again.lightning_module.batch_size != 32
-
-
-def test_what_was_spent_since_the_last_look_counts_when_memory_runs_out(tmp_path: Path) -> None:
-    device = ScriptedDevice()
-    with pytest.raises(MemoryError):
-        JobTrainer(device, [job(tmp_path, device)]).fit(fails=(17, MemoryError()))
-    (run,) = runs(tmp_path)
-    assert (run.time_s, run.energy_j) == pytest.approx((18 * STEP_S, 18 * STEP_S * POWER_W))
-
-
-@pytest.mark.parametrize("emulated", [None, True, False])
-def test_memory_that_runs_out_before_a_first_batch(emulated: bool | None, tmp_path: Path) -> None:
-    """In the sanity check or on the way to the GPU: reported as one of the store's kind, once that is known."""
-    if emulated is not None:
-        known(tmp_path, steps=4.0, emulated=emulated)
-    device = ScriptedDevice()
-    trainer = JobTrainer(device, [job(tmp_path, device)])
-    trainer.call("setup", "fit")
-    trainer.call("on_exception", torch.OutOfMemoryError("CUDA out of memory"))
-    trainer.call("teardown", "fit")
-    assert [run.reached_target for run in runs(tmp_path)] == ([] if emulated is None else [True, False])
-    assert trainer.callbacks[0].verdict == "out of memory"
-    assert ("is not reported" in lines(trainer)[-1]) is (emulated is None)
-
-
 def test_ctrl_c_before_a_first_batch_leaves_nothing(tmp_path: Path) -> None:
     device = ScriptedDevice()
     trainer = JobTrainer(device, [job(tmp_path, device)])
@@ -211,22 +159,6 @@ def test_ctrl_c_before_a_first_batch_leaves_nothing(tmp_path: Path) -> None:
     trainer.call("teardown", "fit")
     assert (runs(tmp_path), trainer.callbacks[0].verdict) == ([], "interrupted")
     assert lines(trainer) == ["the run with batch size 32 is not reported: it was interrupted"]
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (lambda: torch.empty(1 << 50), True),
-        (lambda: (_ for _ in ()).throw(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `x`")), True),
-        (lambda: (_ for _ in ()).throw(RuntimeError("the user's own bug")), False),
-        (lambda: (_ for _ in ()).throw(ValueError("can't allocate memory")), False),
-    ],
-    ids=["CPU", "cuBLAS", "bug", "other"],
-)
-def test_what_counts_as_out_of_memory(error: Callable[[], Any], expected: bool) -> None:
-    with pytest.raises((RuntimeError, ValueError)) as raised:
-        error()
-    assert is_out_of_memory(raised.value) is expected
 
 
 class Lost(ScriptedDevice):
