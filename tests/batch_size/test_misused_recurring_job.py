@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -116,6 +117,36 @@ def test_wrong_settings_are_refused_before_training(
 def test_an_attribute_that_nothing_has_is_named() -> None:
     with pytest.raises(RecurringError, match="neither attribute nor hparams of JobTrainer holds 'batch_size'"):
         change_attribute([None, JobTrainer(ScriptedDevice(), [])], "batch_size", lambda _: 8)
+
+
+class Derived:
+    """Has a batch size that is computed from another."""
+
+    def __init__(self) -> None:
+        self.rows = 64
+        self.hparams: dict[str, Any] = {"batch_size": 32}
+
+    @property
+    def size(self) -> int:
+        return self.rows
+
+    @property
+    def batch_size(self) -> int:
+        return self.rows // 2
+
+    @batch_size.setter
+    def batch_size(self, value: int) -> None:
+        self.rows = 2 * value
+
+
+def test_a_property_is_set_where_it_may_be_and_otherwise_is_somebody_elses() -> None:
+    derived, other = Derived(), SimpleNamespace(size=16)
+    change_attribute([derived, other], "batch_size", lambda _: 8)
+    assert (derived.rows, derived.hparams) == (16, {"batch_size": 8})
+    change_attribute([derived, other], "size", lambda _: 8)
+    assert (derived.size, other.size) == (16, 8)
+    with pytest.raises(RecurringError, match=r"hparams of Derived holds 'size' \(a property needs a setter\): make it"):
+        change_attribute([derived, None], "size", lambda _: 8)
 
 
 def test_a_foreign_store_ends_the_job_before_training(tmp_path: Path) -> None:
