@@ -241,7 +241,7 @@ class RecurringJobMixin:
         fault = start_fault(trainer, pl_module, self.store, resumed=self._job.resumed is not None)
         fault = fault or loader_fault(trainer, self.batch_size)
         self._job.open(trainer, self.monitored.device, needs_energy=self._needs_energy, fault=fault)
-        if doubt := loader_doubt(trainer, self.batch_size):
+        if self._job.fault is None and (doubt := loader_doubt(trainer, self.batch_size)):
             say(trainer, doubt)
 
     def _ask(self, trainer: Any) -> None:

@@ -39,9 +39,10 @@ def start_fault(trainer: Any, module: Any, store: Path, *, resumed: bool) -> str
 def loader_fault(trainer: Any, batch_size: int) -> str | None:
     """In words, that the trainer's loader makes other batches than of `batch_size`; None where it does or hides it.
 
-    Either size may be the other times as many processes (of the job, of a node), micro-batches of an optimizer step, or
-    both; what does not divide evenly may be rounded. A loader with a batch sampler, and several loaders, hide it; so do
-    batches of 1, torch's default, which the data set may make itself (see `loader_doubt`).
+    Either size may be the other times as many processes (of the job, of a node, with rows of their own), micro-batches
+    of an optimizer step, or both; what does not divide evenly may be rounded. A loader with a batch sampler, and
+    several loaders, hide it; so do batches of 1, torch's default, which the data set may make itself (see
+    `loader_doubt`).
     """
     loaded = _other_size(trainer, batch_size)
     if loaded is None or loaded == 1:
@@ -67,7 +68,8 @@ def _other_size(trainer: Any, batch_size: int) -> int | None:
     loaded = getattr(getattr(trainer, "train_dataloader", None), "batch_size", None)
     if not isinstance(loaded, int):
         return None
-    processes = {1, trainer.world_size, getattr(trainer, "num_devices", 1)}
+    shared = getattr(trainer, "distributed_sampler_kwargs", None) or {}  # by ranks that have rows of their own
+    processes = {1, trainer.world_size, getattr(trainer, "num_devices", 1), shared.get("num_replicas", 1)}
     for num_processes, num_batches in product(processes, {1, trainer.accumulate_grad_batches}):
         parts = num_processes * num_batches
         if loaded in (batch_size // parts, -(-batch_size // parts), batch_size * parts):

@@ -25,6 +25,7 @@ class JobRun:
         resumed: state of the checkpoint that it goes on from.
         spent: the whole job's, as of the last look; once the verdict is there, as of then. None before the first batch.
         verdict: rank 0's; that of an error is the rank's own.
+        fault: why it is not to be reported, in words; None where it is.
     """
 
     def __init__(self, target: Target, store: Path, *, active: bool) -> None:
@@ -32,9 +33,9 @@ class JobRun:
         self.resumed: Mapping[str, Any] | None = None
         self.spent: Spent | None = None
         self.verdict: Verdict = "going on" if active else "no run"
+        self.fault: str | None = None
         self._run: RecurringRun | None = None  # on rank 0
         self._run_id: int | None = None
-        self._fault: str | None = None  # why it is not to be reported
         self._meter: JobMeter | None = None
         self._emulated = False
         self._evaluations: Evaluations | None = Evaluations(monitor=target.monitor)
@@ -57,7 +58,7 @@ class JobRun:
     def resume(self, trainer: Any, state: Mapping[str, Any]) -> int:
         """Go on with a checkpoint's run; its batch size. It is over where it had reached this target. Collective."""
         run, batch_size, over = self._run, int(state["batch_size"]), state.get("reached") == asdict(self._target)
-        self.resumed, self._fault = dict(state), state.get("fault")
+        self.resumed, self.fault = dict(state), state.get("fault")
         self._evaluations = Evaluations.resumed(self._target.monitor, state.get("evaluations"))
         on_rank_zero(trainer, lambda: None if run is None else run.resume(state["run_id"], batch_size, over=over))
         if over:
@@ -73,15 +74,15 @@ class JobRun:
                 "with eta=0, or measure: device='nvidia', or an emulated one with workload=..."
             )
         self.spent = self._meter.read(trainer)
-        run, limit_w, why = self._run, self.spent.limit_w, self._fault or fault
+        run, limit_w, why = self._run, self.spent.limit_w, self.fault or fault
 
         def begin() -> tuple[int | None, str | None]:
             assert run is not None
             return run.begin(max_power_w=limit_w, emulated=self._emulated, fault=why), why
 
-        self._run_id, self._fault = on_rank_zero(trainer, begin)
-        if self._fault is not None:
-            say(trainer, f"this run will not be reported: {self._fault}")
+        self._run_id, self.fault = on_rank_zero(trainer, begin)
+        if self.fault is not None:
+            say(trainer, f"this run will not be reported: {self.fault}")
 
     def counted(self, trainer: Any) -> Evaluations | None:
         """Its evaluations where they count: not in the sanity check, once it is there, or in validate() after it."""
@@ -146,7 +147,7 @@ class JobRun:
         return {
             "batch_size": batch_size,
             "run_id": self._run_id,
-            "fault": self._fault,
+            "fault": self.fault,
             "reached": reached,
             "time_s": spent.time_s,
             "energy_j": spent.energy_j,

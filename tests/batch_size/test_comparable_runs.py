@@ -104,6 +104,20 @@ def test_a_loader_of_other_batches_is_not_reported(tmp_path: Path) -> None:
     assert lines(trainer)[1].startswith("this run will not be reported: the training loader makes batches of 5, not of")
 
 
+def test_batches_of_one_are_doubted_where_they_are_reported(tmp_path: Path) -> None:
+    module, doubts = Module(), []
+    for _ in range(2):  # the second run is not reported
+        module.lines.clear()
+        device = ScriptedDevice()
+        trainer: Any = JobTrainer(device, [job(tmp_path, device)])
+        trainer.lightning_module, trainer.accumulate_grad_batches = module, 1
+        trainer.train_dataloader = SimpleNamespace(batch_size=1)
+        trainer.fit()
+        doubts.append([line for line in lines(trainer) if "makes batches of 1: unless its data set" in line])
+    assert [len(told) for told in doubts] == [1, 0]
+    assert len(runs(tmp_path)) == 1
+
+
 @pytest.mark.parametrize("module", [Module(), object.__new__(Module)])
 def test_a_run_begins_as_others_do_unless_something_tells(module: Any) -> None:
     new, going = SimpleNamespace(global_step=0), SimpleNamespace(global_step=7)
@@ -149,3 +163,13 @@ def test_which_loaders_follow_the_attribute(
     assert (said is not None) is fault
     if said is not None:
         assert f"makes batches of {loader.batch_size}, not of 32" in said
+
+
+def test_ranks_that_share_a_model_share_its_batches() -> None:
+    """Eight ranks, of which two at a time train on the same rows: 32 may be of all of them, 8 of each."""
+    trainer = SimpleNamespace(world_size=8, accumulate_grad_batches=1, distributed_sampler_kwargs={"num_replicas": 4})
+    faults = {}
+    for loaded in (2, 4, 8, 16, 32):
+        trainer.train_dataloader = SimpleNamespace(batch_size=loaded)
+        faults[loaded] = loader_fault(trainer, 32) is not None
+    assert faults == {2: True, 4: False, 8: False, 16: True, 32: False}
