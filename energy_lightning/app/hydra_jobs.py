@@ -23,8 +23,8 @@ _SHOWING_FLAGS = ("-h", "--help", "--hydra-help", "-c", "--cfg", "-i", "--info")
 _FOLDER_KEYS = ("output_dir", "hydra.run.dir", "hydra.sweep.dir")
 
 
-def checked_arguments(arguments: Sequence[str], config_name: str = CONFIG_NAME) -> list[str]:
-    """The arguments as Hydra takes them: shorthands written out, flags first.
+def checked_arguments(arguments: Sequence[str], config_name: str = CONFIG_NAME, *, writes: bool = True) -> list[str]:
+    """The arguments as Hydra takes them: shorthands written out, flags first. `writes`: whether the jobs make files.
 
     Raises:
         ConfigError: a group, choice or key that conf/`config_name`.yaml does not have, or an output folder that cannot
@@ -34,7 +34,7 @@ def checked_arguments(arguments: Sequence[str], config_name: str = CONFIG_NAME) 
     expanded = expand_shorthand(_jobs_in_output_dir(arguments), group_options([folder]))
     overrides, user_folder = split_flags(expanded)
     check_overrides(overrides, [folder, *([user_folder] if user_folder else [])], config_name)
-    if not any(argument.split("=")[0] in _SHOWING_FLAGS for argument in expanded):
+    if writes and not any(argument.split("=")[0] in _SHOWING_FLAGS for argument in expanded):
         _check_writable(overrides)
     # Hydra's parser takes overrides on one side of its flags only.
     return [*(argument for argument in expanded if argument not in overrides), *overrides]
@@ -51,10 +51,15 @@ def _jobs_in_output_dir(arguments: Sequence[str]) -> list[str]:
     ]
 
 
+def names_folder(override: str) -> bool:
+    """Whether it says where files go."""
+    return override.lstrip("+").partition("=")[0] in _FOLDER_KEYS
+
+
 def _check_writable(overrides: Sequence[str]) -> None:
     """Make the folders that `overrides` name (Hydra would, and end in a traceback where it cannot)."""
-    given = [override.partition("=")[::2] for override in overrides]
-    named = [folder for key, value in given if key in _FOLDER_KEYS for folder in value.split(",") if "$" not in folder]
+    given = [override.partition("=")[2] for override in overrides if names_folder(override)]
+    named = [folder for value in given for folder in value.split(",") if "$" not in folder]
     for folder in (Path(name.strip("'\"")) for name in named or ["."]):
         try:
             folder.mkdir(parents=True, exist_ok=True)

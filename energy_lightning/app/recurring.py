@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from energy_lightning.app.folder import COMPLETED, FAILED
-from energy_lightning.app.hydra_jobs import checked_arguments, exit_code, run_hydra
+from energy_lightning.app.hydra_jobs import checked_arguments, exit_code, names_folder, run_hydra
 from energy_lightning.app.predict_job import Job, Screen, run_job
 from energy_lightning.app.settings import check_missing
 from energy_lightning.recurring import (
@@ -31,8 +31,10 @@ CONFIG_NAME = "recurring"
 
 def recurring(arguments: Sequence[str]) -> int:
     """Show the store that `arguments` (Hydra overrides and flags) name; the exit code."""
-    checked = checked_arguments([each for each in arguments if each != "output_dir=null"], CONFIG_NAME)
-    if not any(each.startswith("output_dir=") for each in checked):
+    given = [each for each in arguments if each != "output_dir=null"]
+    writes = any(names_folder(each) or each in ("-m", "--multirun") for each in given)
+    checked = checked_arguments(given, CONFIG_NAME, writes=writes)
+    if not writes:
         checked.append("hydra.run.dir=.")  # where Hydra, which wants a folder, makes none
     return exit_code(run_hydra(checked, run_recurring, CONFIG_NAME), COMPLETED)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,24 @@ def test_a_look_leaves_nothing_behind(
     assert main(["recurring", "store=none.sqlite"]) == 1
     assert capsys.readouterr().err.startswith("error: no store none.sqlite")
     assert [path.name for path in tmp_path.iterdir()] == ["job.sqlite"]
+
+
+@pytest.mark.parametrize("name", ["output_dir", "++output_dir", "+output_dir", "hydra.run.dir"])
+def test_files_go_where_the_user_says(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store_of(tmp_path)
+    assert main(["recurring", "store=job.sqlite", f"{name}=out"]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"job.sqlite", "out"}
+    assert (tmp_path / "out" / "runs.csv").exists()
+
+
+def test_a_look_needs_no_folder_that_may_be_written_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # the superuser may write everywhere
+    assert main(["recurring", f"store={store_of(tmp_path)}"]) == 0
+    assert main(["recurring", f"store={tmp_path}/job.sqlite", f"output_dir={tmp_path}/out"]) == 2
+    assert "cannot write into" in capsys.readouterr().err
 
 
 def test_several_stores_at_once_have_a_folder_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
