@@ -107,13 +107,12 @@ class RecurringRun:
         Returns its number in the store; None where it is not to be reported for a `fault`, and so is neither compared
         nor stopped. Raises RecurringError where the store's runs are of the other kind (emulated or measured).
         """
-        if fault is None:
-            self._optimizer.check_kind(emulated)
         self._emulated, self._start_s = emulated, self._clock_s()
         if fault is not None:
             self.discard()
             self._comparable = False
             return None
+        self._optimizer.check_kind(emulated)
         self._begun = True
         if self._max_power_is_measured and max_power_w is not None:
             self._optimizer.use_max_power(max_power_w)

@@ -56,6 +56,33 @@ def test_one_that_is_not_compared_is_not_stopped_either(tmp_path: Path) -> None:
     assert len(runs(tmp_path)) == 2
 
 
+@pytest.mark.parametrize("emulated", [False, True])
+def test_one_that_is_not_compared_reports_nothing_when_memory_runs_out(emulated: bool, tmp_path: Path) -> None:
+    """Nor does it matter whether it is of the kind of the store's runs."""
+    first = trained(tmp_path)
+    device = ScriptedDevice()
+    device.emulated = emulated
+    later = JobTrainer(device, [job(tmp_path, device)])
+    later.lightning_module = first.lightning_module
+    with pytest.raises(MemoryError):
+        later.fit(fails=(5, MemoryError()))
+    assert later.callbacks[0].verdict == "out of memory"
+    assert len(runs(tmp_path)) == 1
+
+
+def test_batches_without_an_optimizer_step_leave_the_weights_as_they_were(tmp_path: Path) -> None:
+    """Of a first step that gathers gradients of several."""
+    device, module = ScriptedDevice(), Module()
+    trainer = JobTrainer(device, [job(tmp_path, device)])
+    trainer.lightning_module = module
+    for hook, arguments in (("setup", ("fit",)), ("on_train_start", ()), ("on_train_batch_start", (None, 0))):
+        trainer.call(hook, *arguments)
+    trainer.call("on_train_batch_end", None, None, 0)
+    trainer.call("on_exception", KeyboardInterrupt())
+    trained(tmp_path, module)
+    assert [run.state for run in runs(tmp_path)] == ["done", "dead"]
+
+
 def test_a_new_module_another_job_and_one_that_took_no_step_are_reported(tmp_path: Path) -> None:
     with pytest.raises(MemoryError):
         trained(tmp_path, module := Module(), fails=(0, MemoryError()))
@@ -93,6 +120,17 @@ def test_a_module_that_resumes_its_own_run_is_reported(tmp_path: Path) -> None:
     later.lightning_module = module
     later.fit(resumed=trainer.checkpoint)
     assert [(run.state, run.reached_target) for run in runs(tmp_path)] == [("done", True)]
+
+
+def test_a_checkpoints_run_that_is_interrupted_before_it_goes_on_stays_in_the_store(tmp_path: Path) -> None:
+    device = ScriptedDevice()
+    trainer = JobTrainer(device, [job(tmp_path, device)], max_steps=20)
+    trainer.fit(save_at=20)
+    later = JobTrainer(device, [job(tmp_path, device)])
+    later.call("setup", "fit")
+    later.call("on_load_checkpoint", trainer.checkpoint)
+    later.call("on_exception", KeyboardInterrupt())
+    assert [(run.run_id, run.state) for run in runs(tmp_path)] == [(1, "dead")]
 
 
 def test_a_loader_of_other_batches_is_not_reported(tmp_path: Path) -> None:

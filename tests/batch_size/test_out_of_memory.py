@@ -137,10 +137,13 @@ def test_memory_that_runs_out_on_any_rank_is_reported_once(
     assert sum("did not reach its target" in line for line in lines(trainers[0])) == 1
 
 
-def test_another_ranks_ctrl_c_is_one_there_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit()], ids=["Ctrl-C", "SIGTERM"])
+def test_another_rank_that_is_interrupted_says_so_too(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trainers = two_ranks(tmp_path, monkeypatch)
     for trainer in trainers:
-        trainer.call("on_exception", KeyboardInterrupt())
+        trainer.call("on_exception", error)
         assert trainer.callbacks[0].verdict == "interrupted"
     assert [run.state for run in runs(tmp_path)] == ["dead"]
 

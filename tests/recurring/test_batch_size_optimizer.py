@@ -95,7 +95,7 @@ def test_the_least_cost_needs_no_look_at_every_run(
     for _ in range(30):
         size, energy_j, time_s = int(rng.choice(ARMS)), float(rng.uniform(1.0, 9.0)), float(rng.uniform(0.01, 0.1))
         reached = bool(rng.random() < 0.7)
-        wide.observe(size, energy_j=energy_j, time_s=time_s, reached_target=reached)
+        wide.observe(size, energy_j=energy_j if reached else None, time_s=time_s, reached_target=reached)
         if size != 128:
             costs.append((reached, 0.5 * energy_j + 0.5 * 100.0 * time_s))
     wide.suggest()  # one that runs

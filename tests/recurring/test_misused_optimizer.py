@@ -100,6 +100,11 @@ def test_a_suggestion_that_was_not_followed_is_forgotten(tmp_path: Path) -> None
     assert chosen.suggest() == first  # as if it had not been asked
     chosen.observe(first, energy_j=1.0, time_s=1.0, reached_target=True)
     chosen.withdraw(first)  # nothing is open
-    assert [run.state for run in chosen.runs()] == ["done", "done"]
+    later = chosen.suggest()
+    other = BatchSizeOptimizer.of_store(tmp_path / "job.sqlite")
+    other.adopt(chosen.open_run(later), later)
+    other.observe(later, energy_j=1.0, time_s=1.0, reached_target=True)
+    chosen.withdraw(later)  # somebody else has followed it
+    assert [run.state for run in chosen.runs()] == ["done", "done", "done"]
     with pytest.raises(RecurringError, match="batch size 7 is none of"):
         chosen.withdraw(7)
