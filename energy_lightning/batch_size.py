@@ -44,10 +44,10 @@ class RecurringJobMixin:
 
     A run that ends without the target is reported as such. Out of memory is reported (with the wall time alone where
     nothing was metered yet) and then raised out of fit all the same: the next run gets another size; a rank other than
-    0 that alone runs out of memory reports it itself, where it sees the store's file. A run that was interrupted or
-    failed, or never logged `monitor`, says nothing of its batch size and is not reported; a killed one neither, its
-    lease ends. A run resumed from a checkpoint goes on under its own batch size, with what it has spent; one that had
-    reached its target ends. A fast_dev_run suggests and reports nothing.
+    0 that runs out of memory reports it itself, where it sees the store's file. A run that was interrupted or failed,
+    or never logged `monitor`, says nothing of its batch size and is not reported; a killed one neither, its lease ends.
+    A run resumed from a checkpoint goes on under its own batch size, with what it has spent; one that had reached its
+    target ends. A fast_dev_run suggests and reports nothing.
 
     Two more kinds of runs are trained and not reported, with a line that says so. One that does not begin as the others
     do (a module that was trained for this job before, also a copy of it; a Trainer that goes on; a checkpoint without

@@ -115,8 +115,8 @@ class JobRun:
     def fail(self, trainer: Any, error: BaseException, batch_size: int | None) -> None:
         """Training ends by an error. On the ranks that have one, no collective.
 
-        Out of memory on another rank than 0 alone is reported by that one: rank 0 waits for it in a collective until it
-        is killed.
+        Out of memory on another rank than 0 is reported by that one: rank 0 may wait for it in a collective until it is
+        killed.
         """
         if not self.active:
             return

@@ -112,10 +112,13 @@ class RecurringRun:
             self.discard()
             self._comparable = False
             return None
-        self._optimizer.check_kind(emulated)
+        try:
+            self._optimizer.check_kind(emulated)
+            if self._max_power_is_measured and max_power_w is not None:
+                self._optimizer.use_max_power(max_power_w)
+        except StoreError as error:
+            self._go_on_without(error)
         self._begun = True
-        if self._max_power_is_measured and max_power_w is not None:
-            self._optimizer.use_max_power(max_power_w)
         return self._optimizer.open_run(self.batch_size)
 
     def resume(self, run_id: int | None, batch_size: int, *, over: bool = False) -> int:
@@ -144,10 +147,13 @@ class RecurringRun:
         try:
             dear = self._optimizer.should_stop(energy_j=spent.energy_j or 0.0, time_s=spent.time_s)
         except StoreError as error:
-            self._store_failed = True
-            self._say(f"training goes on, however dear it gets: {error}")
+            self._go_on_without(error)
             return "going on"
         return "too dear" if dear else "going on"
+
+    def _go_on_without(self, error: StoreError) -> None:
+        self._store_failed = True
+        self._say(f"training goes on, however dear it gets: {error}")
 
     def end(
         self,

@@ -20,7 +20,8 @@ class Savings:
     Attributes:
         num_recurrences: runs that reached the target.
         energy_j, time_s, cost_j: of all finished runs together, up to the last that reached the target; energy None
-            where that of one which reached it was not measured.
+            where that of one which reached it was not measured. Those that missed it (out of memory, say) count with
+            the energy that is known of them.
         default_energy_j, default_time_s, default_cost_j: the mean run of the default that reached the target, so many
             times.
         saved_cost_j: (num_recurrences,) saved so far after each recurrence, negative while exploring has not paid.

@@ -161,6 +161,25 @@ def test_ctrl_c_before_a_first_batch_leaves_nothing(tmp_path: Path) -> None:
     assert lines(trainer) == ["the run with batch size 32 is not reported: it was interrupted"]
 
 
+def test_a_store_that_fails_before_the_first_batch_ends_no_training(tmp_path: Path) -> None:
+    """While data were read and the model was compiled, say; the report finds it again."""
+    store, away = tmp_path / "job.sqlite", tmp_path / "away.sqlite"
+    device = ScriptedDevice()
+
+    class Takes:
+        def on_train_start(self, *_: Any) -> None:
+            store.rename(away)
+
+        def on_train_epoch_end(self, *_: Any) -> None:
+            away.rename(store)
+
+    trainer = JobTrainer(device, [Takes(), job(tmp_path, device)], max_steps=20)
+    trainer.fit()
+    assert trainer.callbacks[1].verdict == "ended"
+    assert sum("training goes on, however dear it gets" in line for line in lines(trainer)) == 1
+    assert [(run.state, run.time_s) for run in runs(tmp_path)] == [("done", 20 * STEP_S)]
+
+
 class Lost(ScriptedDevice):
     """The driver fails after 15 s."""
 
