@@ -114,12 +114,22 @@ class RecurringRun:
             return None
         try:
             self._optimizer.check_kind(emulated)
-            if self._max_power_is_measured and max_power_w is not None:
-                self._optimizer.use_max_power(max_power_w)
+            if self._max_power_is_measured:
+                self._weigh_time(max_power_w)
         except StoreError as error:
             self._go_on_without(error)
         self._begun = True
         return self._optimizer.open_run(self.batch_size)
+
+    def _weigh_time(self, max_power_w: float | None) -> None:
+        cost = self._optimizer.cost
+        if max_power_w is not None:
+            self._optimizer.use_max_power(max_power_w)
+        elif 0.0 < cost.eta < 1.0:
+            self._say(
+                f"the GPUs do not tell their power limits, so time counts as if they drew {cost.max_power_w:g} W: give "
+                "max_power_w, of all GPUs together"
+            )
 
     def resume(self, run_id: int | None, batch_size: int, *, over: bool = False) -> int:
         """Go on with an earlier suggestion instead of this one, where it is not over; its batch size.

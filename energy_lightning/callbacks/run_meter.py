@@ -85,14 +85,20 @@ class RunMeter:
             energy_j = self._energy_j * (self._valid_s + void_s) / self._valid_s + self._before_j
         elif void_s == 0.0 and self._meter is not None:
             energy_j = self._before_j
-        range_w = getattr(self._device, "power_limit_range_w", None)
-        limit_w = getattr(self._device, "power_limit_w", None) if range_w is None else range_w[1]
-        return Spent(gpu=self._gpu, time_s=own_s + self._before_s, energy_j=energy_j, limit_w=limit_w, void_s=void_s)
+        time_s, limit_w = own_s + self._before_s, self._limit_w()
+        return Spent(gpu=self._gpu, time_s=time_s, energy_j=energy_j, limit_w=limit_w, void_s=void_s)
 
     def close(self) -> None:
         """End; what was read last stays. Idempotent."""
         self._read_s = None
         self._end_sampling()
+
+    def _limit_w(self) -> float | None:
+        range_w = getattr(self._device, "power_limit_range_w", None)
+        try:
+            return getattr(self._device, "power_limit_w", None) if range_w is None else range_w[1]
+        except FAILURES:  # a board that has none
+            return None
 
     def _add(self, reading: WindowReading) -> None:
         if reading.energy_j is None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from recurring_trainings import NEEDED, POWER_W, STEP_S, JobTrainer, job
 
-from energy_lightning.callbacks.run_meter import RunMeter, Spent, gone_on, spent_by_all
+from energy_lightning.callbacks.run_meter import JobMeter, RunMeter, Spent, gone_on, spent_by_all
 from energy_lightning.measure.testing import ScriptedDevice
 from energy_lightning.recurring import BatchSizeOptimizer, Run
 from energy_lightning.types import DeviceError
@@ -217,6 +218,39 @@ def test_what_was_not_measured_before_a_checkpoint_counts_at_the_mean_power_sinc
     spent = meter.read()
     assert (spent.time_s, spent.void_s) == (15.0, 5.0)
     assert spent.energy_j == pytest.approx(15.0 * POWER_W)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_was_not_measured_counts_on_every_rank(rank: int) -> None:
+    device = ScriptedDevice()
+    trainer = SimpleNamespace(is_global_zero=rank == 0, global_rank=rank, world_size=1)
+    meter = JobMeter(trainer, device, {"time_s": 5.0, "energy_j": None})
+    device.work(10.0)
+    assert meter.read(trainer).energy_j == pytest.approx(15.0 * POWER_W)
+
+
+class Unlimited(ScriptedDevice):
+    """As boards that have no power limit, and raise when asked for it."""
+
+    power_limit_range_w = None
+    power_limit_w = property(lambda self: self.raises(), lambda self, value: None)  # type: ignore[assignment]
+
+    def raises(self) -> float:
+        raise DeviceError("does not tell its power limit")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"), [({}, 1), ({"max_power_w": 300.0}, 0), ({"eta": 1.0}, 0), ({"eta": 0.0}, 0)]
+)
+def test_a_board_without_a_power_limit_trains_and_what_time_counts_is_told(
+    options: dict[str, float], told: int, tmp_path: Path
+) -> None:
+    device = Unlimited()
+    trainer = JobTrainer(device, [job(tmp_path, device, **options)])
+    trainer.fit()
+    assert [run.state for run in runs(tmp_path)] == ["done"]
+    warned = [line for line in lines(trainer) if "time counts as if they drew 1 W: give max_power_w" in line]
+    assert len(warned) == told
 
 
 def test_by_time_alone_a_checkpoint_makes_up_no_energy(tmp_path: Path) -> None:
