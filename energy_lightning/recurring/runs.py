@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from energy_lightning.recurring.errors import RecurringError, number
+from energy_lightning.recurring.errors import RecurringError, StoreError, number
 
 _MOST_J = 1e100  # what is more would make sums of squares overflow
 MOST_WHOLE = 2**53  # SQLite and floats hold it exactly
@@ -81,10 +81,14 @@ class CostRule:
         """Cost in J of a finished run; None of one that runs, or whose energy counts and was not measured.
 
         One that missed the target costs as much as is known: the policies charge it with the run that must follow.
+        StoreError for figures that no report has.
         """
         if run.time_s is None or (run.energy_j is None and run.reached_target and self.eta > 0.0):
             return None
-        return self(0.0 if run.energy_j is None else run.energy_j, run.time_s)
+        try:
+            return self(0.0 if run.energy_j is None else run.energy_j, run.time_s)
+        except RecurringError as error:
+            raise StoreError(f"run {run.run_id} in the store: {error}; repair or move the file") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -195,6 +195,11 @@ def test_a_report_without_sense_is_refused_and_the_run_stays_open(energy_j: Any,
     [
         ("UPDATE runs SET energy_j = 'much'", "run 1 in the store holds 'much' where a number >= 0 belongs"),
         ("UPDATE runs SET time_s = x'0001'", "run 1 in the store holds b'.* where a number >= 0 belongs"),
+        (
+            "UPDATE runs SET time_s = 0",
+            "run 1 in the store: need 0 <= energy_j and 0 < time_s, .* repair or move the file",
+        ),
+        ("UPDATE runs SET energy_j = 1e300", "run 1 in the store: a run of 1e.300 J .* repair or move the file"),
         ("UPDATE settings SET value = '[' WHERE name = 'eta'", "the settings in the store are damaged"),
         ("UPDATE settings SET value = '1' WHERE name = 'emulated'", "the settings in the store are damaged"),
         ("UPDATE runs SET lease_end_s = 'late'", "run 1 in the store holds 'late'"),
