@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -91,12 +92,12 @@ def test_what_counts_as_out_of_memory(error: Callable[[], Any], expected: bool) 
 
 
 def two_ranks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[JobTrainer]:
-    """In their first step, 5 s on each of two GPUs."""
+    """In their first step, 5 s on each of two emulated GPUs with a limit of 250 W."""
     trainers = []
     for rank in range(2):
         device = ScriptedDevice()
-        device.uuid = f"GPU-{rank}"
-        trainer = JobTrainer(device, [job(folder, device)])
+        device.uuid, device.emulated = f"GPU-{rank}", True
+        trainer = JobTrainer(device, [job(folder, device), SimpleNamespace(power_limit_w=250.0)])
         trainer.world_size, trainer.global_rank, trainer.is_global_zero = 2, rank, rank == 0
         trainers.append(trainer)
     told: list[Any] = []
@@ -132,7 +133,8 @@ def test_memory_that_runs_out_on_any_rank_is_reported_once(
     assert [trainer.callbacks[0].verdict for trainer in trainers] == ["out of memory"] * 2
     (run,) = runs(tmp_path)
     assert (run.state, run.reached_target, run.time_s) == ("done", False, pytest.approx(5.0))
-    assert run.energy_j == pytest.approx(2 * 5.0 * POWER_W)
+    assert (run.energy_j, run.power_limit_w) == (pytest.approx(2 * 5.0 * POWER_W), 250.0)
+    assert BatchSizeOptimizer.of_store(tmp_path / "job.sqlite").emulated
     assert not any("not reported" in line for line in [*lines(trainers[0]), caplog.text])
     assert sum("did not reach its target" in line for line in lines(trainers[0])) == 1
 
