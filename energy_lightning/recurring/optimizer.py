@@ -143,7 +143,7 @@ class BatchSizeOptimizer:
         None (not measured) where eta is 0.
         """
         spent = self.cost(0.0 if energy_j is None and self.cost.eta == 0.0 else energy_j, time_s)  # type: ignore[arg-type]
-        with self._open.held(), self._store.changing() as connection:
+        with self._open.held, self._store.changing() as connection:
             for run_id in self._open:
                 rows.renew(connection, run_id, self._lease_end_s())
             least = self._least_cost(connection)
@@ -179,7 +179,7 @@ class BatchSizeOptimizer:
             num_evaluations=num_evaluations,
         )
         emulated = truth("emulated", emulated)
-        with self._open.held():
+        with self._open.held:
             run_id = self.open_run(report.batch_size)
             with self._store.changing() as connection:
                 kind.keep(connection, emulated, self._store.path)
@@ -208,7 +208,7 @@ class BatchSizeOptimizer:
         self._end(batch_size, rows.forget)
 
     def _end(self, batch_size: int, how: Callable[[Connection, int], None]) -> None:
-        with self._open.held():
+        with self._open.held:
             run_id = self.open_run(self.settings.checked_size(batch_size))
             if run_id is not None:
                 with self._store.changing() as connection:
@@ -222,7 +222,7 @@ class BatchSizeOptimizer:
         Where the store does not hold it any more, or it has reached its target, a new run of that size is open instead.
         """
         batch_size, lease_end_s = self.settings.checked_size(batch_size), self._lease_end_s()
-        with self._open.held(), self._store.changing() as connection:
+        with self._open.held, self._store.changing() as connection:
             known = [run for run in self._runs(connection) if (run.run_id, run.batch_size) == (run_id, batch_size)]
             if known and not known[0].reached_target:
                 rows.reopen(connection, known[0].run_id, lease_end_s)
