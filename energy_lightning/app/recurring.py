@@ -60,7 +60,7 @@ def _show_and_write(job: Job) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _State:
-    """All that a store tells. `best`: None before a run reached the target; `fault`: that no batch size does."""
+    """All that a store tells. `best`: None where no recent run reached the target; `fault`: that no batch size does."""
 
     store: Path
     optimizer: JointOptimizer
@@ -79,8 +79,9 @@ class _State:
         optimizer = JointOptimizer.of_store(path)
         runs, beliefs, best, fault = optimizer.runs(), optimizer.beliefs(power_limit_w=limit_w), None, None
         try:
-            likely = optimizer.best(power_limit_w=limit_w)  # before a run reached the target it is the default
-            best = likely if any(one.num_reached for one in beliefs) else None
+            likely = optimizer.best(power_limit_w=limit_w)  # the default where no recent run reached the target
+            recent = optimizer.settings.view(runs, limit_w).recent().outcomes
+            best = likely if any(outcome.reached for outcome in recent) else None
         except TargetNeverReachedError as error:
             fault = str(error)
         return cls(

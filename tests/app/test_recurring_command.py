@@ -166,6 +166,16 @@ def test_a_store_without_runs_and_one_whose_target_was_never_reached(
     assert "warning: none of the batch sizes [16, 32, 64] has reached the target" in capsys.readouterr().out
 
 
+def test_nothing_is_the_best_where_no_recent_run_reached_the_target(tmp_path: Path) -> None:
+    """The one that did is older than the window."""
+    runs = [(16, 60.0, 8.0, True), *((size, 90.0, 9.0, False) for size in (16, 32, 64))]
+    store = store_of(tmp_path, runs=runs)
+    for window, best in ((4, 16), (3, None)):
+        JointOptimizer([16, 32, 64], default=32, max_power_w=10.0, store=store, window=window)
+        assert main(["recurring", f"store={store}", f"output_dir={tmp_path}/out"]) == 0
+        assert json.loads((tmp_path / "out" / "summary.json").read_text())["best"] == best
+
+
 def no_store(path: Path) -> None:
     pass
 
