@@ -5,8 +5,9 @@ and the walk ends where the curve rises (`counts` and `costs` tell how); a new s
 expected to teach, over as many runs as `horizon`, is worth more than its extra cost (the online knowledge gradient of
 Ryzhov, Powell and Frazier, Operations Research 60, 2012, with several repeats looked ahead and correlated beliefs).
 Otherwise one of the known sizes is drawn by its chance to be the cheapest (Thompson sampling), so that one unlucky run
-does not decide for ever. Once all runs together are believed to have cost more extra than `rounds` runs of every size
-in reach, draws keep closer to what is believed: that is much where sizes differ, little where they cost alike. Jobs
+does not decide for ever. Draws keep closer to what is believed, and the more so the more often a size has run, while
+all runs together are believed to have cost as much extra as a policy that never stops learning must spend: in
+proportion to the logarithm of their number (Lai and Robbins, Advances in Applied Mathematics 6, 1985). Jobs
 that start together do not try the same new size.
 Not modelled: a cost with two far valleys is found only by walking through the hill.
 """
@@ -14,7 +15,7 @@ Not modelled: a cost with two far valleys is found only by walking through the h
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -34,8 +35,9 @@ class Prior:
 
     `horizon`: runs over which a lesson pays, the window at most; `repeats`: of a size that are looked ahead;
     `most_extra`: a run costs at most this times the least more, as it is stopped at twice the least and made again;
-    `rounds`: runs of each size whose extra cost may be spent before draws among known sizes spread by `boldness` of the
-    belief's deviation only.
+    `rounds`: runs of each size in reach whose extra cost is to be spent, times the logarithm of the number of runs;
+    `boldness`: part of the belief's deviation by which a size with one run is drawn once that is spent; it falls with
+    the root of its runs to `settled`.
     """
 
     counts: CountPrior = field(default_factory=CountPrior)
@@ -43,8 +45,9 @@ class Prior:
     horizon: float = 60.0
     repeats: tuple[int, ...] = (1, 2, 4, 8)
     most_extra: float = 2.0
-    rounds: float = 1.5
-    boldness: float = 0.4
+    rounds: float = 0.4
+    boldness: float = 0.75
+    settled: float = 0.4
 
 
 def suggest(view: View, rng: np.random.Generator, prior: Prior | None = None) -> int:
@@ -63,10 +66,18 @@ def suggest(view: View, rng: np.random.Generator, prior: Prior | None = None) ->
     known = sorted({outcome.arm for outcome in view.outcomes if outcome.reached})
     if chosen not in known:
         return chosen
-    spent = sum(extra.get(outcome.arm, 0.0) for outcome in view.outcomes)
-    spread = 1.0 if spent < prior.rounds * sum(extra.values()) else prior.boldness
-    drawn = rng.multivariate_normal(beliefs.expected, spread**2 * beliefs.covariance, method="eigh")
+    away = rng.multivariate_normal(np.zeros_like(beliefs.expected), beliefs.covariance, method="eigh")
+    drawn = beliefs.expected + _spread(view, extra, prior) * away
     return min(known, key=lambda arm: drawn[arm])
+
+
+def _spread(view: View, extra: Mapping[int, float], prior: Prior) -> Floats:
+    """(a,) part of the belief's deviation by which each arm is drawn."""
+    runs = np.bincount([outcome.arm for outcome in view.outcomes], minlength=len(view.batch_sizes))
+    spent = sum(cost * runs[arm] for arm, cost in extra.items())
+    if spent < prior.rounds * math.log(runs.sum()) * sum(extra.values()):
+        return np.ones(len(runs))
+    return np.maximum(prior.settled, prior.boldness / np.sqrt(np.maximum(runs, 1)))
 
 
 def means(view: View) -> tuple[Floats, Floats]:

@@ -27,7 +27,7 @@ def test_a_size_is_tried_while_it_may_pay_and_no_longer() -> None:
     def next_arm(costs: list[float], horizon: float) -> int:
         known = [Outcome(arm=arm, cost=cost, reached=True) for arm, cost in enumerate(costs) for _ in range(3)]
         view = View(batch_sizes=tuple(ARMS), default=2, outcomes=known)
-        prior = learned.Prior(horizon=horizon, boldness=0.0, rounds=0.0)
+        prior = learned.Prior(horizon=horizon, rounds=0.0, boldness=0.0, settled=0.0)
         return learned.suggest(view, np.random.default_rng(0), prior)
 
     assert next_arm([400.0, 200.0, 100.0], 60.0) == 3
@@ -42,18 +42,31 @@ def test_one_unlucky_run_of_a_size_does_not_decide_for_ever() -> None:
     assert sizes.count(32) + sizes.count(64) == 200
 
 
-def test_once_the_allowance_is_spent_draws_keep_to_what_is_believed() -> None:
-    """The same beliefs, but for how many dear runs were made."""
+def test_the_more_often_a_size_has_run_the_closer_its_draws_keep_to_what_is_believed() -> None:
+    """64 costs 1% more than 32: a run or two tell little of it, so it is drawn by more than `settled` says."""
 
-    def share(dear_runs: int, **prior: float) -> float:
+    def share(runs: int, **prior: float) -> float:
+        known = runs_of({16: [190.0], 32: [95.0, 109.0] * 10, 64: [96.0, 110.0] * runs, 128: [190.0]})
+        return drawn(known, **prior).count(64) / 200
+
+    assert share(1, rounds=0.0) > 2.0 * share(1, rounds=0.0, boldness=0.0)
+    assert share(4, rounds=0.0, settled=1.0) > 3.0 * share(4, rounds=0.0)
+    assert share(10, rounds=0.0, boldness=0.0) == share(10, rounds=0.0) > 3.0 * share(10, rounds=0.0, settled=0.0)
+    assert share(1, rounds=0.0, boldness=0.0, settled=0.0) == 0.0
+
+
+def test_too_little_spent_on_other_sizes_widens_the_draws() -> None:
+    """The same beliefs, but for how many dear runs were made, and for how long the cheapest has run."""
+
+    def share(dear_runs: int, usual_runs: int, **prior: float) -> float:
         dear = {size: [190.0] * dear_runs for size in (16, 128)}
-        sizes = drawn(runs_of({32: [100.0, 101.0, 102.0] * 6, 64: [100.0], **dear}), **prior)
+        sizes = drawn(runs_of({32: [100.0, 101.0, 102.0] * usual_runs, 64: [100.0], **dear}), **prior)
         return sizes.count(64) / len(sizes)
 
-    assert share(5, rounds=1.5) < 0.5 * share(1, rounds=1.5)
-    assert share(5, rounds=1.5, boldness=0.0) == 0.0
-    assert share(1, rounds=1.5, boldness=0.0) > 0.05
-    assert share(1, rounds=0.0, boldness=0.0) == 0.0
+    settled = {"boldness": 0.0, "settled": 0.0}
+    assert share(1, 6, **settled) > 0.05
+    assert share(5, 6, **settled) == 0.0
+    assert share(2, 1, **settled) == 0.0 < share(2, 60, **settled)
 
 
 def test_what_a_window_forgets_is_not_worth_learning() -> None:
