@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -97,12 +98,20 @@ class _State:
         )
 
     @property
+    def _numbers(self) -> dict[str, int]:
+        """How many runs were reported, go on, and ended without a report (interrupted, killed)."""
+        states = Counter(run.state for run in self.runs)
+        return {"num_runs": states["done"], "num_running": states["running"], "num_never_reported": states["dead"]}
+
+    @property
     def _shown(self) -> dict[str, Any]:
         """What table and picture have in common."""
-        title = f"Recurring job {self.store.name}: {counted(len(self.runs), 'run')}"
+        numbers = self._numbers
+        others = {"running": numbers["num_running"], "never reported": numbers["num_never_reported"]}
+        told = [counted(numbers["num_runs"], "run"), *(f"{number} {what}" for what, number in others.items() if number)]
         return {
             "cost": self.optimizer.cost,
-            "title": title,
+            "title": f"Recurring job {self.store.name}: {', '.join(told)}",
             "default": self.optimizer.default,
             "emulated": self.emulated,
         }
@@ -123,7 +132,7 @@ class _State:
             "settings": asdict(self.optimizer.settings),
             "cost": cost_line(self.optimizer.cost),
             "best": self.best,
-            "num_runs": len(self.runs),
+            **self._numbers,
             "savings": None if self.saved is None else asdict(self.saved),
         }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -236,7 +237,8 @@ class BatchSizeOptimizer:
 
     def best(self, *, power_limit_w: float | None = None) -> int:
         """The cheapest, as believed, that reached the target; the default before. TargetNeverReachedError if none."""
-        view = self._read_view(power_limit_w)
+        with self._store.reading() as connection:
+            view = self._view(connection, checked_limit(power_limit_w))
         if view.never_reached():
             raise TargetNeverReachedError(self._never_reached())
         reached = {outcome.arm for outcome in view.recent().outcomes if outcome.reached}
@@ -245,8 +247,11 @@ class BatchSizeOptimizer:
 
     def beliefs(self, *, power_limit_w: float | None = None) -> list[Belief]:
         """One row a batch size, smallest first; costs from the window, counts from all runs."""
-        view = self._read_view(power_limit_w)
+        with self._store.reading() as connection:
+            runs = self._comparable(connection)
+        view = self.settings.view(runs, checked_limit(power_limit_w))
         mean, error = self._policy.means(view)
+        running = Counter(run.batch_size for run in runs if run.state == "running")
         return [
             Belief(
                 batch_size=size,
@@ -254,7 +259,7 @@ class BatchSizeOptimizer:
                 cost_sd_j=float(error[arm]),
                 num_runs=len(view.of(arm)),
                 num_reached=sum(outcome.reached for outcome in view.of(arm)),
-                num_running=int(arm in view.running),
+                num_running=running[size],
             )
             for arm, size in enumerate(self.batch_sizes)
         ]
@@ -277,10 +282,6 @@ class BatchSizeOptimizer:
     def _least_cost(self, connection: Connection) -> float | None:
         """As View.least_cost, without reading all runs: jobs ask every few seconds."""
         return rows.least_cost(connection, self.batch_sizes, *self.cost.weights, window=self.settings.window)
-
-    def _read_view(self, power_limit_w: float | None) -> View:
-        with self._store.reading() as connection:
-            return self._view(connection, checked_limit(power_limit_w))
 
     def _view(self, connection: Connection, power_limit_w: float | None) -> View:
         return self.settings.view(self._comparable(connection), power_limit_w)

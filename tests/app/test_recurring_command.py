@@ -135,6 +135,21 @@ def test_one_is_not_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "1 recurrence, exploring included" in said
 
 
+def test_runs_that_go_on_or_were_given_up_are_told_apart_from_those_that_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A night that ended with Ctrl-C was one of "5 runs" above a table of four."""
+    store = store_of(tmp_path)
+    nights = [BatchSizeOptimizer.of_store(store) for _ in range(2)]
+    sizes = [night.suggest() for night in nights]
+    nights[0].abandon(sizes[0])
+    assert main(["recurring", f"store={store}", f"output_dir={tmp_path}/out"]) == 0
+    assert "Recurring job job.sqlite: 4 runs, 1 running, 1 never reported " in capsys.readouterr().out
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert [summary[name] for name in ("num_runs", "num_running", "num_never_reported")] == [4, 1, 1]
+    assert [row["state"] for row in rows_of(tmp_path / "out" / "runs.csv")].count("done") == 4
+
+
 @pytest.mark.parametrize(
     ("eta", "line"),
     [(1.0, "cost: energy over all GPUs (eta=1)"), (0.25, "cost: 0.25 x energy over all GPUs + 0.75 x 10 W x time")],

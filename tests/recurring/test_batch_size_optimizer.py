@@ -190,6 +190,13 @@ def test_beliefs_count_runs(tmp_path: Path) -> None:
     assert counts == expected
 
 
+def test_concurrent_runs_of_one_size_are_all_counted_as_running(tmp_path: Path) -> None:
+    """They were one, however many: who looks at three jobs at night saw one of them."""
+    chosen = optimizer(tmp_path)
+    sizes = [chosen.suggest() for _ in range(len(ARMS) + 3)]
+    assert [row.num_running for row in chosen.beliefs()] == [sizes.count(size) for size in ARMS]
+
+
 @pytest.mark.parametrize(
     ("sizes", "default", "message"),
     [
