@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from energy_lightning.callbacks.attributes import BatchAttributes
-from energy_lightning.callbacks.comparable import loader_doubt, loader_fault, mark_trained, start_fault
+from energy_lightning.callbacks.comparable import loader_doubt, loader_fault, mark_trained, start_fault, workload_doubt
 from energy_lightning.callbacks.job import check_alone, degrading, say
 from energy_lightning.callbacks.job_run import JobRun
 from energy_lightning.callbacks.monitored import Monitored
@@ -67,8 +67,8 @@ class RecurringJobMixin:
         batch_size, learning_rate: names of the attributes; learning_rate is that of the default batch size.
         scaling: how the learning rate goes with the batch size: "linear", "sqrt" or "none" (`scaled_learning_rate`).
         check_every_n_steps: optimizer steps between two looks at the cost.
-        device, workload, gpu: as in EnergyMonitor; `workload` is that of the default batch size, and goes with it where
-            no other callback has opened the emulated GPU before.
+        device, workload, gpu: as in EnergyMonitor; `workload` is that of the default batch size, and goes with it, in
+            whole sequences. One line tells where it cannot.
         options: of BatchSizeOptimizer: eta, beta, seed, policy, window, lease_s, max_power_w (left out: the highest
             limits of the GPUs together).
 
@@ -124,6 +124,11 @@ class RecurringJobMixin:
     def verdict(self) -> Verdict:
         """What has become of this run; "no run" before one and in a fast_dev_run."""
         return self._job.verdict
+
+    @property
+    def batch_ratio(self) -> float:
+        """This run's batch size in defaults; other callbacks' emulated workloads go with it."""
+        return 1.0 if self.batch_size is None else self.batch_size / self.default
 
     # Lightning's hooks
 
@@ -235,9 +240,11 @@ class RecurringJobMixin:
     def _open(self, trainer: Any, pl_module: Any) -> None:
         """Collective."""
         assert self.batch_size is not None
-        self.monitored = self._choice.scaled(self.batch_size / self.default).open(trainer, self)
+        self.monitored = self._choice.scaled(self.batch_ratio).open(trainer, self)
         if self.monitored.note:
             say(trainer, self.monitored.note)
+        if doubt := workload_doubt(self.monitored.device, self._choice.workload, self.batch_size, self.default):
+            say(trainer, doubt)
         fault = start_fault(trainer, pl_module, self.store, resumed=self._job.resumed is not None)
         fault = fault or loader_fault(trainer, self.batch_size)
         self._job.open(trainer, self.monitored.device, needs_energy=self._needs_energy, fault=fault)

@@ -68,7 +68,7 @@ class PowerLimitOptimizerMixin:
         max_tries: windows of one limit before it is left out.
         noise: relative differences up to this are ties, of which the highest limit is kept.
         profile: file of the profiles; None: power_limits.jsonl in the run's folder.
-        device, workload, gpu: as in EnergyMonitor.
+        device, workload, gpu: as in EnergyMonitor; beside RecurringJob, workload is that of its default batch size.
 
     Raises:
         RecurringError: settings that cannot be; when training starts, limits outside the device's range.
@@ -189,7 +189,9 @@ class PowerLimitOptimizerMixin:
     # on every rank
 
     def _open(self, trainer: Any) -> None:
-        self.monitored = self._choice.open(trainer, self)
+        recurring = next((one for one in trainer.callbacks if hasattr(one, "batch_ratio")), None)
+        ratio = 1.0 if recurring is None else recurring.batch_ratio
+        self.monitored = self._choice.scaled(ratio).open(trainer, self)
         before_sigterm(self.monitored.close if self.monitored.owned else self._restore)
         if self.monitored.note:
             say(trainer, self.monitored.note)
@@ -214,13 +216,11 @@ class PowerLimitOptimizerMixin:
         self._next_step = trainer.global_step + self.settings.profile_steps
 
     def _begin(self, trainer: Any, pl_module: Any, batch: Any) -> Order:
-        assert self.monitored is not None
-        rank, self._begun = trainer.global_rank, True
-        self._gpu = gpu_identity(self.monitored.device, rank)
-        facts = gather_objects(trainer, gather_facts(self.monitored.device, self._gpu))
-        emulated = self.monitored.device.emulated  # ranks emulate a device each
-        sets = emulated or all(one.gpu != self._gpu for one in facts[:rank])
-        self._setting = LimitSetting(self.monitored.device, sets=sets)
+        device, rank, self._begun = self._device, trainer.global_rank, True
+        self._gpu = gpu_identity(device, rank)
+        facts = gather_objects(trainer, gather_facts(device, self._gpu))
+        sets = device.emulated or all(one.gpu != self._gpu for one in facts[:rank])  # ranks emulate a device each
+        self._setting = LimitSetting(device, sets=sets)
         return on_rank_zero(trainer, lambda: self._plan(trainer, pl_module, batch, facts))
 
     def _plan(self, trainer: Any, pl_module: Any, batch: Any, facts: Sequence[Facts]) -> Order:

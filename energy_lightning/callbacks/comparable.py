@@ -6,6 +6,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from energy_lightning.recurring.wording import counted
+from energy_lightning.workload import Workload
+
+_ROUNDED = 0.05  # relative difference of sequences that is not worth a line
 _TRAINED = "_energy_lightning_trained_for"  # attribute of a module; copies and pickles of it have it, too
 
 
@@ -60,6 +64,26 @@ def loader_doubt(trainer: Any, batch_size: int) -> str | None:
     return (
         f"the training loader makes batches of 1: unless its data set makes those of {batch_size} itself, this run is "
         "reported under the wrong size"
+    )
+
+
+def workload_doubt(device: Any, workload: Workload | None, batch_size: int, default: int) -> str | None:
+    """In words, that the emulated `device` does not run batches of that size; None where it does, or nothing is known.
+
+    `workload` is that of the default batch size. A microbatch has whole sequences, one at least.
+    """
+    runs = getattr(device, "workload", None)
+    if workload is None or runs is None:
+        return None
+    needed, sequences = workload.microbatch_size * batch_size / default, runs.microbatch_size
+    if abs(sequences - needed) <= _ROUNDED * needed:
+        return None
+    mend = f"Give a workload with more than {workload.microbatch_size}, e.g. microbatch_size={default}"
+    if sequences != max(1, round(needed)):
+        mend = "Give RecurringJob before the callback that has opened the emulated GPU"
+    return (
+        f"EMULATED steps with batch size {batch_size} have {counted(sequences, 'sequence')} in a microbatch instead of "
+        f"{needed:.3g}, so their figures do not tell which size is cheap. {mend}"
     )
 
 

@@ -37,21 +37,21 @@ class Net(pl.LightningModule):
         self.there_s: list[float] = []  # when, by the emulated GPU's clock, a loss was at the target
 
     @property
-    def device(self) -> Any:
+    def emulated_gpu(self) -> Any:
         (job,) = [one for one in self.trainer.callbacks if isinstance(one, energy_lightning.RecurringJob)]
         return None if job.monitored is None else job.monitored.device
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
         self.seen.add(len(batch))
-        if self.device is not None:
-            self.sequences.add(self.device.workload.microbatch_size)
+        if self.emulated_gpu is not None:
+            self.sequences.add(self.emulated_gpu.workload.microbatch_size)
         return (self.layer(batch) - batch.sum(1, keepdim=True)).square().mean()
 
     def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
         loss = (self.layer(batch) - batch.sum(1, keepdim=True)).square().mean()
         self.log("val_loss", loss)
-        if self.device is not None and loss <= 0.05:
-            self.there_s.append(self.device.now_s())
+        if self.emulated_gpu is not None and loss <= 0.05:
+            self.there_s.append(self.emulated_gpu.now_s())
 
     def print(self, line: str) -> None:
         self.lines.append(line)
@@ -71,7 +71,7 @@ SHAPE = Workload.preset("llama3.2_1b_tp8", microbatch_size=4, sequence_length=20
 ROWS = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
 
 
-def lightning_run(folder: Path, callback: Any, *, epochs: int, resumed: str | None = None, **options: Any) -> Net:
+def lightning_run(folder: Path, *callbacks: Any, epochs: int, resumed: str | None = None, **options: Any) -> Net:
     checkpoints = pl.callbacks.ModelCheckpoint(dirpath=folder, save_last=True, save_top_k=0)
     trainer = pl.Trainer(
         accelerator="cpu",
@@ -80,7 +80,7 @@ def lightning_run(folder: Path, callback: Any, *, epochs: int, resumed: str | No
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[callback, checkpoints],
+        callbacks=[*callbacks, checkpoints],
         **options,
     )
     net = Net()
@@ -196,3 +196,46 @@ def test_lightning_trains_on_for_min_steps_and_a_resumed_run_knows_that_it_is_ov
     assert net.trainer.global_step == max(60, later_steps)
     assert resumed.verdict == "reached"
     assert [one for one in runs(tmp_path) if one.state == "done"] == [run]
+
+
+@pytest.mark.parametrize("limit_first", [True, False])
+def test_beside_a_power_limit_the_emulated_workload_goes_with_the_batch_size(limit_first: bool, tmp_path: Path) -> None:
+    """The limit's callback came first and opened the GPU for the default's workload: every size had the same steps."""
+    for _ in range(2):
+        given = {"default": 16, "store": tmp_path / "job.sqlite", "monitor": "val_loss", "target": 0.05, "mode": "min"}
+        recurring = energy_lightning.RecurringJob([8, 16, 32], **given, beta=100.0, workload=SHAPE)
+        limit = energy_lightning.PowerLimitOptimizer(workload=SHAPE)
+        callbacks = [limit, recurring] if limit_first else [recurring, limit]
+        net = lightning_run(tmp_path, *callbacks, epochs=40)
+        assert net.sequences == {4 * recurring.batch_size // 16}
+        assert not [line for line in net.lines if "which size is cheap" in line]
+    assert recurring.batch_size != 16
+
+
+@pytest.mark.parametrize(("microbatch_size", "told"), [(1, True), (2, False)])
+def test_an_emulated_workload_that_cannot_go_with_the_batch_size_is_told(
+    microbatch_size: int, told: bool, tmp_path: Path
+) -> None:
+    """Half of one sequence is one: batch size 8 seemed to cost as much a step as 16."""
+    BatchSizeOptimizer([8, 16], default=16, max_power_w=400.0, store=tmp_path / "job.sqlite").observe(
+        16, energy_j=1e6, time_s=1e3, reached_target=True, emulated=True
+    )
+    given = {"default": 16, "store": tmp_path / "job.sqlite", "monitor": "val_loss", "target": 0.05, "mode": "min"}
+    shape = SHAPE.with_sizes(microbatch_size=microbatch_size)
+    recurring = energy_lightning.RecurringJob([8, 16], **given, workload=shape)
+    net = lightning_run(tmp_path, recurring, epochs=1)
+    assert (recurring.batch_size, net.sequences) == (8, {1})
+    lines = [line for line in net.lines if "which size is cheap" in line]
+    assert len(lines) == told
+    assert all("batch size 8 have 1 sequence in a microbatch instead of 0.5" in line for line in lines)
+    assert all(line.endswith("Give a workload with more than 1, e.g. microbatch_size=16") for line in lines)
+
+
+def test_a_callback_that_opened_the_emulated_gpu_for_the_default_is_told(tmp_path: Path) -> None:
+    for _ in range(2):
+        given = {"default": 16, "store": tmp_path / "job.sqlite", "monitor": "val_loss", "target": 0.05, "mode": "min"}
+        recurring = energy_lightning.RecurringJob([8, 16], **given, beta=100.0, workload=SHAPE)
+        net = lightning_run(tmp_path, energy_lightning.EnergyMonitor(workload=SHAPE), recurring, epochs=40)
+    (line,) = [line for line in net.lines if "which size is cheap" in line]
+    assert "batch size 8 have 4 sequences in a microbatch instead of 2, so" in line
+    assert line.endswith("Give RecurringJob before the callback that has opened the emulated GPU")
