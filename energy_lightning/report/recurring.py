@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _BLUE, _RED, _GREEN, _GREY = "#0072b2", "#d55e00", "#009e73", "0.5"  # Okabe and Ito
+_GUESS = "~"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,7 @@ def cost_line(cost: CostRule) -> str:
 def beliefs_table(
     beliefs: Sequence[Belief], *, cost: CostRule, title: str, default: int, best: int | None, emulated: bool
 ) -> Table:
-    """A row a batch size; the believed best in bold."""
+    """A row a batch size; the believed best in bold. What no run of the size itself has shown is marked as a guess."""
     shown = _Shown.by(cost)
     table = Table(title=_titled(title, emulated), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("Batch size", "Runs", "Reached", "Running", f"Believed {shown.what}", "+-", "Against best"):
@@ -63,17 +64,21 @@ def beliefs_table(
     for one in beliefs:
         marks = [word for word, size in (("default", default), ("best", best)) if size == one.batch_size]
         known = not math.isnan(one.cost_j)
+        guess = "" if one.num_reached else _GUESS
         table.add_row(
             str(one.batch_size),
             str(one.num_runs),
             str(one.num_reached),
             str(one.num_running),
-            shown.text(one.cost_j) if known else "-",
+            guess + shown.text(one.cost_j) if known else "-",
             f"{one.cost_sd_j / one.cost_j:.1%}" if known and one.cost_j > 0.0 else "-",
             f"{one.cost_j / least - 1.0:+.1%}" if known and not math.isnan(least) else "-",
             ", ".join(marks),
             style="bold" if one.batch_size == best else None,
         )
+    if any(one.num_reached == 0 and not math.isnan(one.cost_j) for one in beliefs):
+        table.caption = f"{_GUESS}: no run of this size has reached the target; concluded from the others"
+        table.caption_justify = "left"
     return table
 
 

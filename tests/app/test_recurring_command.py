@@ -127,6 +127,20 @@ def test_what_was_not_measured_is_no_energy(tmp_path: Path, capsys: pytest.Captu
     assert (saved["energy_j"], saved["default_energy_j"], saved["time_s"]) == (None, None, 15.0)
 
 
+def test_a_guess_is_marked_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """16 has reached the target and 32 has not: only what is said of 32 is concluded from others."""
+    path = tmp_path / "job.sqlite"
+    optimizer = BatchSizeOptimizer([16, 32], default=16, max_power_w=50.0, store=path)
+    note = "no run of this size has reached the target"
+    for size, reached in ((16, True), (16, True), (32, False), (32, True)):
+        optimizer.observe(size, energy_j=400.0, time_s=10.0, reached_target=reached)
+        assert main(["recurring", f"store={path}"]) == 0
+        out = capsys.readouterr().out
+        row = next(line for line in out.splitlines() if line.split()[:1] == ["32"])
+        missed = not any(run.reached_target and run.batch_size == 32 for run in optimizer.runs())
+        assert ("~" in row, note in out) == (missed, missed)
+
+
 def test_one_is_not_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recurring", f"store={by_time(tmp_path, [(32, 10.0)])}", f"output_dir={tmp_path}/out"]) == 0
     said = capsys.readouterr().out
