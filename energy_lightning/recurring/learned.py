@@ -5,10 +5,10 @@ and the walk ends where the curve rises (`counts` and `costs` tell how); a new s
 expected to teach, over as many runs as `horizon`, is worth more than its extra cost (the online knowledge gradient of
 Ryzhov, Powell and Frazier, Operations Research 60, 2012, with several repeats looked ahead and correlated beliefs).
 Otherwise one of the known sizes is drawn by its chance to be the cheapest (Thompson sampling), so that one unlucky run
-does not decide for ever. Draws keep closer to what is believed, and the more so the more often a size has run, while
-all runs together are believed to have cost as much extra as a policy that never stops learning must spend: in
-proportion to the logarithm of their number (Lai and Robbins, Advances in Applied Mathematics 6, 1985). Jobs
-that start together do not try the same new size.
+does not decide for ever. Draws spread less than beliefs do, and less the more often a size has run, where all runs
+together are believed to have cost as much extra as must be spent by whoever never stops learning: in proportion to
+the logarithm of their number (Lai and Robbins, Advances in Applied Mathematics 6, 1985). Jobs that start together do
+not try the same new size.
 Not modelled: a cost with two far valleys is found only by walking through the hill.
 """
 
@@ -72,10 +72,14 @@ def suggest(view: View, rng: np.random.Generator, prior: Prior | None = None) ->
 
 
 def _spread(view: View, extra: Mapping[int, float], prior: Prior) -> Floats:
-    """(a,) part of the belief's deviation by which each arm is drawn."""
-    runs = np.bincount([outcome.arm for outcome in view.outcomes], minlength=len(view.batch_sizes))
-    spent = sum(cost * runs[arm] for arm, cost in extra.items())
-    if spent < prior.rounds * math.log(runs.sum()) * sum(extra.values()):
+    """(a,) part of the belief's deviation by which each arm is drawn. One that only missed its target owes nothing."""
+    runs, reached = (np.zeros(len(view.batch_sizes)) for _ in range(2))
+    for outcome in view.outcomes:
+        runs[outcome.arm] += 1.0
+        reached[outcome.arm] += outcome.reached
+    due = {arm: cost for arm, cost in extra.items() if reached[arm] or not runs[arm]}
+    spent = sum(cost * runs[arm] for arm, cost in due.items())
+    if spent < prior.rounds * math.log(runs.sum()) * sum(due.values()):
         return np.ones(len(runs))
     return np.maximum(prior.settled, prior.boldness / np.sqrt(np.maximum(runs, 1)))
 

@@ -69,6 +69,13 @@ def test_too_little_spent_on_other_sizes_widens_the_draws() -> None:
     assert share(2, 1, **settled) == 0.0 < share(2, 60, **settled)
 
 
+def test_a_size_that_never_reaches_the_target_widens_no_draws() -> None:
+    """8 is out of memory once: nothing is to be spent on it any more."""
+    known = runs_of({16: [190.0] * 2, 32: [100.0, 101.0, 102.0] * 30, 64: [100.0], 128: [190.0] * 2})
+    missed = Outcome(arm=0, cost=1.0, reached=False)
+    assert drawn([*known, missed], boldness=0.0, settled=0.0) == [32] * 200
+
+
 def test_what_a_window_forgets_is_not_worth_learning() -> None:
     """A size beyond a dearer one may yet be cheaper: worth a try for sixty runs to come, not for six."""
     known = runs_of({16: [125.0, 125.6], 32: [100.0, 100.5], 64: [125.0, 125.6]})
