@@ -15,7 +15,7 @@ PACKAGE = ROOT / "energy_lightning"
 
 # Module or package below energy_lightning -> its floor. A module imports from its own floor and from floors below.
 FLOORS = {
-    0: ["errors", "budget", "types", "workload"],
+    0: ["errors", "budget", "plan", "types", "workload"],
     1: ["search", "frontier", "emulation", "predict", "recurring"],
     2: ["device"],
     3: ["measure", "collectives", "partition", "parallel"],
