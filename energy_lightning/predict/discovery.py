@@ -41,10 +41,10 @@ from energy_lightning.predict.columns import (
     flag_units,
     index_of,
     names_of,
-    numbers,
     positive,
     require,
 )
+from energy_lightning.predict.found import Found
 from energy_lightning.predict.genetic import searched
 from energy_lightning.predict.lens import OPTIONAL, PLAUSIBLE_J, REQUIRED, EnergyLens
 from energy_lightning.predict.power_sums import PowerSum, Term
@@ -159,13 +159,7 @@ class FormulaSearch(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[mis
     def found(self) -> dict[str, Any]:
         """What the search found, as numbers and texts that a file can hold: `use` takes it back."""
         check_is_fitted(self, "chosen_")
-        terms = sorted(self.found_.terms, key=lambda term: sorted(term.exponents))
-        return {
-            "chosen": self.chosen_,
-            "terms": [{"factor_j": float(np.exp(t.log_factor)), "exponents": dict(t.exponents)} for t in terms],
-            "cv_rmse": dict(self.cv_rmse_),
-            "errors": {name: [float(f"{e:.6g}") for e in values] for name, values in self.errors_.items()},
-        }
+        return Found(self.found_, self.chosen_, self.cv_rmse_, self.errors_).to_dict()
 
     def use(self, found: Mapping[str, Any], table: Any, energy_j: ArrayLike) -> FormulaSearch:
         """Be fitted with what an earlier search `found` on the same rows, without searching again.
@@ -175,18 +169,10 @@ class FormulaSearch(Chooser, RegressorMixin, BaseEstimator):  # type: ignore[mis
         """
         logs = self._read(table)
         energy = checked_energy(energy_j, len(next(iter(logs.values()))))
-        try:
-            terms = [Term(float(np.log(each["factor_j"])), dict(each["exponents"])) for each in found["terms"]]
-            self.chosen_, self.cv_rmse_ = str(found["chosen"]), dict(found["cv_rmse"])
-            self.errors_ = {name: numbers(values, f"errors of {name}") for name, values in found["errors"].items()}
-            used = {name for term in terms for name in term.exponents}
-            fits = used <= set(logs) and {len(values) for values in self.errors_.values()} == {len(energy)}
-            if not (terms and fits and self.chosen_ in self.errors_):
-                raise ValueError("its terms or errors are not of this table")
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise PredictionError(f"no found formula can be read ({error}): search again") from error
+        read = Found.from_dict(found, columns=set(logs), num_rows=len(energy))
+        self.found_, self.chosen_, self.cv_rmse_, self.errors_ = read.formula, read.chosen, read.cv_rmse, read.errors
         self._flag(table, energy)
-        self.found_, self.candidates_ = PowerSum(tuple(terms)), []
+        self.candidates_ = []
         self.range_ = FittedRange.of({name: np.exp(log) for name, log in logs.items()})
         self.lens_ = _quiet_lens(self.seed, self._columns(table), table, energy)
         return self
