@@ -24,11 +24,12 @@ pictures: install
 
 install: $(VENV)/installed
 
-# The stamp is newer than what it depends on: nothing is installed twice.
+# The stamp is newer than what it depends on: nothing is installed twice. Python compiles what it imports when it first
+# does: to compile all of torch and transformers here would double the time this takes.
 $(VENV)/installed: pyproject.toml setup.py constraints.txt
 	@echo "Installing into $(VENV) (torch, lightning, transformers: a few minutes the first time) ..."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet -c constraints.txt -e ".[accelerate,examples,test]"
+	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e ".[accelerate,examples,test]"
 	touch $@
 
 clean:
