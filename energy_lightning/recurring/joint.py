@@ -36,7 +36,8 @@ class JointOptimizer(BatchSizeOptimizer):
         optimizer.observe(choice.batch_size, energy_j=..., time_s=..., reached_target=True, power_limit_w=...)
 
     A profile's rows are the same work under each limit, energy over all GPUs. `power_limit_w` of `observe` is the limit
-    that most of the run had; leave it out where that is the best one.
+    that most of the run had; leave it out where that is the best one. Runs under limits that the profile does not tell
+    are compared as they are.
     """
 
     def suggest_both(self) -> Choice:

@@ -37,7 +37,8 @@ class BatchSizeOptimizer:
     Energy is over all GPUs of the job, in J, and `max_power_w` their power limits together; cost = eta x energy +
     (1 - eta) x max_power_w x time. A run is to stop past `beta` x the least cost so far. `window`: only the last so
     many finished runs count, for a job that drifts; better five times as many as there are sizes, or what exploring
-    teaches is soon forgotten. `lease_s`: a job silent for longer (no should_stop, no observe) is taken for dead.
+    teaches is soon forgotten. `lease_s`: a suggestion counts as running until it is observed, abandoned or withdrawn;
+    one that nothing was heard of for longer (no should_stop), as of a script that ended early, is taken for dead.
     `policy`: "learned", or "published" as in You et al., NSDI 2023. Any number of processes may share `store`; one
     optimizer serves one process and its threads. It pickles, with its suggestions: report each of them once. Raises
     RecurringError on wrong settings, StoreError on a foreign or damaged store.
@@ -236,7 +237,11 @@ class BatchSizeOptimizer:
         return self._open.oldest(batch_size)
 
     def best(self, *, power_limit_w: float | None = None) -> int:
-        """The cheapest, as believed, that reached the target; the default before. TargetNeverReachedError if none."""
+        """The cheapest, as believed, that reached the target; the default before. TargetNeverReachedError if none.
+
+        Where runs had several power limits, give the one that is meant: which size is cheapest may depend on it.
+        Without, it is concluded from what sizes cost against each other under each limit, for one that no run had.
+        """
         with self._store.reading() as connection:
             view = self._view(connection, checked_limit(power_limit_w))
         if view.never_reached():
@@ -289,5 +294,5 @@ class BatchSizeOptimizer:
     def _never_reached(self) -> str:
         return (
             f"none of the batch sizes {list(self.batch_sizes)} has reached the target in {self._store.path}; the "
-            f"default {self.default} is kept. Lower the target, train longer, or offer other sizes"
+            f"default {self.default} is kept. Ease the target, train longer, or offer other sizes"
         )

@@ -26,15 +26,18 @@ def read(connection: sqlite3.Connection, now_s: float, lease_s: float) -> list[R
     wanted = COLUMNS if "num_evaluations" in known else COLUMNS.replace("num_evaluations", "NULL")
     rows = connection.execute(f"SELECT {wanted} FROM runs ORDER BY finished IS NULL, finished, run_id")
 
-    def state_of(state: str, lease_end_s: float) -> str:
-        lives = now_s <= lease_end_s <= now_s + 2.0 * lease_s
-        return "dead" if state == "running" and not lives else state
+    def lives(state: str, lease_end_s: float) -> dict[str, Any]:
+        if state != "running":
+            return {"state": state}
+        if now_s <= lease_end_s <= now_s + 2.0 * lease_s:
+            return {"state": state, "lease_end_s": lease_end_s}
+        return {"state": "dead"}
 
     return [
         Run(
             run_id=run_id,
             batch_size=_stored(batch_size, f"run {run_id}"),
-            state=state_of(state, _stored(lease_end_s, f"run {run_id}")),
+            **lives(state, _stored(lease_end_s, f"run {run_id}")),
             reached_target=bool(_stored(reached, f"run {run_id}")),
             energy_j=_stored(energy_j, f"run {run_id}"),
             time_s=_stored(time_s, f"run {run_id}"),

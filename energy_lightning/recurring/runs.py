@@ -10,6 +10,7 @@ from energy_lightning.recurring.errors import RecurringError, StoreError, number
 
 _MOST_J = 1e100  # what is more would make sums of squares overflow
 MOST_WHOLE = 2**53  # SQLite and floats hold it exactly
+UNKNOWN_POWER_W = 1.0  # as max_power_w: the limits of the GPUs together are not known (yet); no GPU has so low a one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +19,8 @@ class Run:
 
     `power_limit_w`: of one GPU, the one that the run settled on; None: it was left as it was, or is not known.
     `state` is "running", "done" or "dead" (its lease ran out before it reported). `num_evaluations`: how often the
-    target was looked at during the run: validations, or epochs where there are none; None: not known.
+    target was looked at during the run: validations, or epochs where there are none; None: not known. `lease_end_s`: of
+    one that runs, the time (as time.time() tells it) from which on it is taken for dead, unless it is heard of before.
     """
 
     run_id: int
@@ -29,6 +31,7 @@ class Run:
     time_s: float | None = None
     power_limit_w: float | None = None
     num_evaluations: int | None = None
+    lease_end_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

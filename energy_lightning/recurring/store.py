@@ -20,11 +20,11 @@ VERSION = 3
 WAIT_S = 60.0
 BEGIN = "BEGIN IMMEDIATE"  # the write lock first: two that had both read could not both write
 NUM_EVALUATIONS = "num_evaluations INTEGER"  # since version 3
-TABLES = {
+TABLES = {  # a number that a withdrawn run had is given to no other run; stores made before may do so still
     "runs": f"""CREATE TABLE runs (
-    run_id INTEGER PRIMARY KEY, batch_size INTEGER NOT NULL, state TEXT NOT NULL, lease_end_s REAL NOT NULL,
-    reached_target INTEGER NOT NULL DEFAULT 0, energy_j REAL, time_s REAL, power_limit_w REAL,
-    finished INTEGER UNIQUE, {NUM_EVALUATIONS})""",
+    run_id INTEGER PRIMARY KEY AUTOINCREMENT, batch_size INTEGER NOT NULL, state TEXT NOT NULL,
+    lease_end_s REAL NOT NULL, reached_target INTEGER NOT NULL DEFAULT 0, energy_j REAL, time_s REAL,
+    power_limit_w REAL, finished INTEGER UNIQUE, {NUM_EVALUATIONS})""",
     "settings": "CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL)",  # since version 2
     "profiles": """CREATE TABLE profiles (
     batch_size INTEGER NOT NULL, power_limit_w REAL NOT NULL, time_s REAL NOT NULL, energy_j REAL NOT NULL,
