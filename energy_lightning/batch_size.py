@@ -13,9 +13,10 @@ from energy_lightning.callbacks.comparable import loader_doubt, loader_fault, ma
 from energy_lightning.callbacks.job import check_alone, degrading, say
 from energy_lightning.callbacks.job_run import JobRun
 from energy_lightning.callbacks.monitored import Monitored
-from energy_lightning.callbacks.recurring_run import RecurringRun, Target, parse_options
+from energy_lightning.callbacks.recurring_run import RecurringRun, parse_options
 from energy_lightning.callbacks.run_meter import Spent
 from energy_lightning.callbacks.shared_device import DeviceChoice
+from energy_lightning.callbacks.target import Target
 from energy_lightning.callbacks.verdicts import Verdict
 from energy_lightning.device import Device
 from energy_lightning.recurring.errors import whole
@@ -49,10 +50,12 @@ class RecurringJobMixin:
     A run resumed from a checkpoint goes on under its own batch size, with what it has spent; one that had reached its
     target ends. A fast_dev_run suggests and reports nothing.
 
-    Two more kinds of runs are trained and not reported, with a line that says so. One that does not begin as the others
+    Three more kinds of runs are trained and not reported, with a line that says so. One that does not begin as others
     do (a module that was trained for this job before, also a copy of it; a Trainer that goes on; a checkpoint without
     our state) costs too little, and one such figure would stop every later run at `beta` times itself, and make its
-    size look cheap for good. One whose loader makes batches of another size says nothing of the one suggested.
+    size look cheap for good. One whose loader makes batches of another size says nothing of the one suggested (a line
+    tells where it may be that of all processes together). One that goes on from a checkpoint of a run that has reached
+    its target since then is in the store already.
 
     With PowerLimitOptimizer each batch size runs under its own best limit, so that both are chosen jointly: the first
     run of a size pays for the sweep. On an emulated NVML the time is the CPU's and the energy goes with it: runs show

@@ -48,8 +48,8 @@ def loader_fault(trainer: Any, batch_size: int) -> str | None:
     several loaders, hide it; so do batches of 1, torch's default, which the data set may make itself (see
     `loader_doubt`).
     """
-    loaded = _other_size(trainer, batch_size)
-    if loaded is None or loaded == 1:
+    loaded = _loaded(trainer)
+    if loaded is None or loaded == 1 or _parts(trainer, batch_size, loaded) is not None:
         return None
     return (
         f"the training loader makes batches of {loaded}, not of {batch_size}. Make it in train_dataloader(), from the "
@@ -58,8 +58,18 @@ def loader_fault(trainer: Any, batch_size: int) -> str | None:
 
 
 def loader_doubt(trainer: Any, batch_size: int) -> str | None:
-    """In words, that nobody knows of what size the batches are."""
-    if _other_size(trainer, batch_size) != 1:
+    """In words, how `batch_size` is counted where the loader's is another, or that nobody knows; None: no doubt."""
+    loaded = _loaded(trainer)
+    if loaded is None or loaded == batch_size:
+        return None
+    if (parts := _parts(trainer, batch_size, loaded)) is not None:
+        share = f"{parts} batches together" if loaded < batch_size else f"one of the {parts} parts of a batch"
+        return (
+            f"the training loader makes batches of {loaded}, so batch size {batch_size} is taken to be that of {share} "
+            "(processes, accumulated batches): a loader that does not follow the attribute is reported under the wrong "
+            "size"
+        )
+    if loaded > 1:  # a fault
         return None
     return (
         f"the training loader makes batches of 1: unless its data set makes those of {batch_size} itself, this run is "
@@ -87,15 +97,18 @@ def workload_doubt(device: Any, workload: Workload | None, batch_size: int, defa
     )
 
 
-def _other_size(trainer: Any, batch_size: int) -> int | None:
-    """The loader's; None where it is `batch_size`, counted some way, or not known."""
-    loaded = getattr(getattr(trainer, "train_dataloader", None), "batch_size", None)
-    if not isinstance(loaded, int):
-        return None
+def _loaded(trainer: Any) -> int | None:
+    """The loader's batch size; None where it is not known."""
+    loaded: Any = getattr(getattr(trainer, "train_dataloader", None), "batch_size", None)
+    return loaded if isinstance(loaded, int) else None
+
+
+def _parts(trainer: Any, batch_size: int, loaded: int) -> int | None:
+    """How many of one size make one of the other, as processes and accumulated batches may do; None: nothing does."""
     shared = getattr(trainer, "distributed_sampler_kwargs", None) or {}  # by ranks that have rows of their own
-    processes = {1, trainer.world_size, getattr(trainer, "num_devices", 1), shared.get("num_replicas", 1)}
-    for num_processes, num_batches in product(processes, {1, trainer.accumulate_grad_batches}):
-        parts = num_processes * num_batches
+    processes: set[int] = {1, trainer.world_size, getattr(trainer, "num_devices", 1), shared.get("num_replicas", 1)}
+    batches: set[int] = {1, trainer.accumulate_grad_batches}
+    for parts in (first * second for first, second in product(processes, batches)):
         if loaded in (batch_size // parts, -(-batch_size // parts), batch_size * parts):
-            return None
-    return loaded
+            return parts
+    return None

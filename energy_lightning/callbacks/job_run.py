@@ -9,9 +9,10 @@ from typing import Any
 
 from energy_lightning.callbacks.evaluations import Evaluations
 from energy_lightning.callbacks.job import on_rank_zero, say
-from energy_lightning.callbacks.recurring_run import RecurringRun, Target, report_alone
+from energy_lightning.callbacks.recurring_run import RecurringRun, report_alone
 from energy_lightning.callbacks.run_meter import JobMeter, Spent
 from energy_lightning.callbacks.shared_device import gather_objects
+from energy_lightning.callbacks.target import Target
 from energy_lightning.callbacks.verdicts import Verdict, verdict_of
 from energy_lightning.device import Device, has_emulated_figures
 from energy_lightning.recurring import RecurringError
@@ -57,10 +58,15 @@ class JobRun:
 
     def resume(self, trainer: Any, state: Mapping[str, Any]) -> int:
         """Go on with a checkpoint's run; its batch size. It is over where it had reached this target. Collective."""
-        run, batch_size, over = self._run, int(state["batch_size"]), state.get("reached") == asdict(self._target)
-        self.resumed, self.fault = dict(state), state.get("fault")
+        run, batch_size, target = self._run, int(state["batch_size"]), asdict(self._target)
+        over, before = state.get("reached") == target, state.get("target") or state.get("reached")
         self._evaluations = Evaluations.resumed(self._target.monitor, state.get("evaluations"))
-        on_rank_zero(trainer, lambda: None if run is None else run.resume(state["run_id"], batch_size, over=over))
+
+        def go_on() -> str | None:
+            assert run is not None
+            return run.resume(state["run_id"], batch_size, over=over, retargeted=before not in (None, target))
+
+        self.resumed, self.fault = dict(state), on_rank_zero(trainer, go_on) or state.get("fault")
         if over:
             self.active, self.verdict = False, "reached"
         return batch_size
@@ -148,6 +154,7 @@ class JobRun:
             "batch_size": batch_size,
             "run_id": self._run_id,
             "fault": self.fault,
+            "target": asdict(self._target),
             "reached": reached,
             "time_s": spent.time_s,
             "energy_j": spent.energy_j,
@@ -174,6 +181,8 @@ class JobRun:
         self._reported, line = on_rank_zero(trainer, end)
         self.active = False
         say(trainer, line)
+        if verdict == "reached" and (doubt := self._target.doubt(metrics, num)):
+            say(trainer, doubt)
 
 
 def _settled_limit_w(trainer: Any) -> float | None:

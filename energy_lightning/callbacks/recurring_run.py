@@ -2,54 +2,30 @@
 
 from __future__ import annotations
 
-import math
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from energy_lightning.callbacks.job import log
 from energy_lightning.callbacks.run_meter import Spent
+from energy_lightning.callbacks.target import Target
 from energy_lightning.callbacks.verdicts import Verdict, is_out_of_memory, told, verdict_of
-from energy_lightning.recurring import JobSettings, JointOptimizer, RecurringError, StoreError
-from energy_lightning.recurring.errors import number
+from energy_lightning.recurring import (
+    JobSettings,
+    JointOptimizer,
+    RecurringError,
+    StoreError,
+    TargetNeverReachedWarning,
+)
 from energy_lightning.recurring.rows import read_settings
+from energy_lightning.recurring.runs import UNKNOWN_POWER_W
 from energy_lightning.recurring.settings import seed_and_clock
 from energy_lightning.recurring.store import RunStore
 
 OPTIONS = ("eta", "beta", "seed", "policy", "window", "lease_s", "max_power_w", "clock")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """The value of a metric at which a run is done."""
-
-    monitor: str
-    value: float
-    mode: Literal["min", "max"]
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.monitor, str) or not self.monitor:
-            raise RecurringError(f"monitor must be the name of a logged metric, e.g. 'val_acc', got {self.monitor!r}")
-        object.__setattr__(self, "value", number("target", self.value, "0.84"))
-        if self.mode not in ("min", "max") or not math.isfinite(self.value):
-            raise RecurringError(f"need mode 'min' or 'max' and a finite target, got {self.mode!r} and {self.value}")
-
-    def reached(self, metrics: Mapping[str, Any]) -> bool:
-        """Whether the metric is there; False while it was not logged."""
-        metric = metrics.get(self.monitor)
-        if metric is None:
-            return False
-        return float(metric) >= self.value if self.mode == "max" else float(metric) <= self.value
-
-    def missing(self, metrics: Mapping[str, Any]) -> str | None:
-        """In words, that the metric was not logged; None where it was."""
-        if self.monitor in metrics:
-            return None
-        logged = ", ".join(sorted(str(name) for name in metrics)) or "none"
-        return f"it never logged {self.monitor!r} (monitor); logged: {logged}"
 
 
 def parse_options(batch_sizes: Any, default: Any, options: Mapping[str, Any], named: Iterable[str]) -> JobSettings:
@@ -62,7 +38,7 @@ def parse_options(batch_sizes: Any, default: Any, options: Mapping[str, Any], na
         raise RecurringError(f"RecurringJob has no option {unknown[0]!r}; known: {known}")
     seed_and_clock(options.get("seed", 0), options.get("clock", time.time))
     stored = {name: value for name, value in options.items() if name not in ("seed", "clock")}
-    return JobSettings.parse(batch_sizes, **{"max_power_w": 1.0, "default": default, **stored})
+    return JobSettings.parse(batch_sizes, **{"max_power_w": UNKNOWN_POWER_W, "default": default, **stored})
 
 
 class RecurringRun:
@@ -93,13 +69,21 @@ class RecurringRun:
         with RunStore(path).reading() as connection:
             kept = read_settings(connection)
         if self._max_power_is_measured:  # the first run needs none: there is nothing to compare
-            known["max_power_w"] = kept.get("max_power_w", 1.0)
+            known["max_power_w"] = kept.get("max_power_w", UNKNOWN_POWER_W)
         self._optimizer = JointOptimizer(batch_sizes, store=path, **known)  # to which a run's limit is no prior
         self._target, self._say = target, say
         self._emulated: bool | None = kept.get("emulated")  # the store's kind of runs, until this one's is known
         self._path, self._store_failed = path, False
         self._begun, self._comparable = False, True
-        self.batch_size = self._optimizer.suggest()
+        self.batch_size = self._suggestion()
+
+    def _suggestion(self) -> int:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always", TargetNeverReachedWarning)
+            batch_size = self._optimizer.suggest()
+        for each in told:
+            self._say(str(each.message))
+        return batch_size
 
     def begin(self, *, max_power_w: float | None, emulated: bool, fault: str | None = None) -> int | None:
         """Training begins on GPUs that may draw so much together, which counts where the settings leave it to them.
@@ -131,10 +115,12 @@ class RecurringRun:
                 "max_power_w, of all GPUs together"
             )
 
-    def resume(self, run_id: int | None, batch_size: int, *, over: bool = False) -> int:
-        """Go on with an earlier suggestion instead of this one, where it is not over; its batch size.
+    def resume(self, run_id: int | None, batch_size: int, *, over: bool, retargeted: bool) -> str | None:
+        """Go on with an earlier suggestion instead of this one, where it is not `over`.
 
-        RecurringError where it is no arm.
+        In words, that it is not to be reported, as it has reached its target since the checkpoint was saved; None where
+        it is, and where it is `retargeted`: a run to another target is another one. RecurringError where its batch size
+        is no arm.
         """
         if batch_size not in self._optimizer.batch_sizes:
             raise RecurringError(
@@ -142,11 +128,17 @@ class RecurringRun:
                 f"{list(self._optimizer.batch_sizes)}: add it to batch_sizes, or resume without RecurringJob"
             )
         self.discard()
-        if not over:
-            self._optimizer.adopt(run_id, batch_size)
-            self._begun = run_id is not None
         self.batch_size = batch_size
-        return batch_size
+        if over:
+            return None
+        if not retargeted and is_done(self._optimizer, run_id, reached=True):
+            return (
+                f"run {run_id}, which the checkpoint is of, has reached its target since then and is reported: what "
+                "was spent before would count twice"
+            )
+        self._optimizer.adopt(run_id, batch_size)
+        self._begun = run_id is not None
+        return None
 
     def judge(self, metrics: Mapping[str, Any], spent: Spent) -> Verdict:
         """Whether the run is there, or goes on. Shows the store that it lives."""
@@ -229,7 +221,7 @@ class RecurringRun:
     def _told_elsewhere(self) -> str | None:
         """A line, where another rank has reported (`report_alone`), whose end may be what ends this one."""
         with suppress(StoreError):
-            if is_missed(self._optimizer, self._optimizer.open_run(self.batch_size)):
+            if is_done(self._optimizer, self._optimizer.open_run(self.batch_size), reached=False):
                 return f"the run with batch size {self.batch_size} did not reach its target: a rank ran out of memory"
         return None
 
@@ -268,7 +260,7 @@ def report_alone(
     """
     try:
         optimizer = JointOptimizer.of_store(store)
-        if is_missed(optimizer, run_id):
+        if is_done(optimizer, run_id, reached=False):
             return
         optimizer.adopt(run_id, batch_size)
         optimizer.observe(
@@ -283,6 +275,8 @@ def report_alone(
         log.warning(f"energy_lightning: out of memory with batch size {batch_size} is not reported: {error}")
 
 
-def is_missed(optimizer: JointOptimizer, run_id: int | None) -> bool:
-    """Whether the store was told that the run did not reach its target."""
-    return any(run.run_id == run_id and run.state == "done" and not run.reached_target for run in optimizer.runs())
+def is_done(optimizer: JointOptimizer, run_id: int | None, *, reached: bool) -> bool:
+    """Whether the store was told that the run `reached` its target, or that it did not."""
+    return any(
+        run.run_id == run_id and run.state == "done" and run.reached_target is reached for run in optimizer.runs()
+    )

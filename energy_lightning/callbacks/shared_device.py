@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -53,9 +53,15 @@ class DeviceChoice:
     def open(self, trainer: Any, owner: Any, *, clock_s: Callable[[], float] = time.perf_counter) -> Monitored:
         """The device for `owner`, one of the trainer's callbacks: another's that is open, or one of its own.
 
-        Collective. Where none is to be had time is still measured, by `clock_s`, and the note says why energy is not.
-        Raises DeviceError for a device asked for by name that cannot be opened.
+        Collective. Where none is to be had time is still measured, by `clock_s`, and the note says why energy is not,
+        where no other's has. Raises DeviceError for a device asked for by name that cannot be opened.
         """
+        found = [getattr(each, "monitored", None) for each in trainer.callbacks if each is not owner]
+        others = [one for one in found if isinstance(one, Monitored)]
+        opened = self._opened(trainer, others, clock_s)
+        return replace(opened, note="") if opened.note in [one.note for one in others] else opened
+
+    def _opened(self, trainer: Any, others: Sequence[Monitored], clock_s: Callable[[], float]) -> Monitored:
         job_id = trainer.strategy.broadcast(secrets.token_hex(8))  # ranks of one job may share a GPU, others may not
         job, root = job_of(trainer), trainer.strategy.root_device
         own = None if job is None else job.device
@@ -63,10 +69,9 @@ class DeviceChoice:
             return Monitored(own)
         if self.device is not None and not isinstance(self.device, str):
             return Monitored(self.device)
-        for other in trainer.callbacks:
-            found = getattr(other, "monitored", None)
-            if other is not owner and isinstance(found, Monitored) and not isinstance(found.device, ClockOnly):
-                return replace(found, owned=False, driven=False, note="")
+        for one in others:
+            if not isinstance(one.device, ClockOnly):
+                return replace(one, owned=False, driven=False, note="")
         if isinstance(self.device, str) and self.device not in ("auto", "emulated"):
             return Monitored(self._open_named(self.device, trainer.local_rank, root, job_id), owned=True)
         if root.type == "cuda" and self.device != "emulated":

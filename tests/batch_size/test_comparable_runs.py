@@ -133,6 +133,30 @@ def test_a_checkpoints_run_that_is_interrupted_before_it_goes_on_stays_in_the_st
     assert [(run.run_id, run.state) for run in runs(tmp_path)] == [(1, "dead")]
 
 
+def test_a_checkpoints_run_that_has_reached_its_target_since_is_not_counted_twice(tmp_path: Path) -> None:
+    """What was spent before the checkpoint was in the row of the run, and in that of the one which resumed it."""
+    device = ScriptedDevice()
+    trainer = JobTrainer(device, [job(tmp_path, device)])
+    trainer.fit(save_at=20)
+    (reached,) = runs(tmp_path)
+    device = ScriptedDevice()
+    later = JobTrainer(device, [job(tmp_path, device)])
+    later.fit(resumed=trainer.checkpoint, save_at=40)
+    assert (later.callbacks[0].verdict, later.global_step) == ("reached", NEEDED[32])
+    assert runs(tmp_path) == [reached]
+    told = [line for line in lines(later) if "report" in line]
+    assert told[0].startswith(
+        "this run will not be reported: run 1, which the checkpoint is of, has reached its target"
+    )
+    assert told[1].endswith("; not reported")
+    again = JobTrainer(device, [job(tmp_path, device)])  # from a checkpoint of that
+    again.fit(resumed=later.checkpoint)
+    assert runs(tmp_path) == [reached]
+    other = JobTrainer(device, [job(tmp_path, device, target=-1.0)], max_steps=50)
+    other.fit(resumed=trainer.checkpoint)  # to another target it is another run
+    assert [(run.reached_target, run.time_s) for run in runs(tmp_path)] == [(True, NEEDED[32]), (False, 50.0)]
+
+
 def test_a_loader_of_other_batches_is_not_reported(tmp_path: Path) -> None:
     device = ScriptedDevice()
     trainer: Any = JobTrainer(device, [job(tmp_path, device)])
@@ -197,10 +221,25 @@ def test_which_loaders_follow_the_attribute(
         train_dataloader=loader, world_size=num_ranks, num_devices=num_devices, accumulate_grad_batches=num_batches
     )
     said, doubt = loader_fault(trainer, 32), loader_doubt(trainer, 32)
-    assert (doubt is not None) is (getattr(loader, "batch_size", None) == 1)
+    assert (doubt is not None) is (not fault and getattr(loader, "batch_size", None) not in (None, 32))
     assert (said is not None) is fault
     if said is not None:
         assert f"makes batches of {loader.batch_size}, not of 32" in said
+
+
+@pytest.mark.parametrize(("loaded", "share"), [(16, "2 batches together"), (64, "one of the 2 parts of a batch")])
+def test_a_size_that_is_taken_for_that_of_all_ranks_is_told_and_reported(
+    loaded: int, share: str, tmp_path: Path
+) -> None:
+    """A loader that is always of 16 rows looked as if it followed the attribute."""
+    device = ScriptedDevice()
+    trainer: Any = JobTrainer(device, [job(tmp_path, device)])
+    trainer.train_dataloader, trainer.accumulate_grad_batches = SimpleNamespace(batch_size=loaded), 1
+    trainer.num_devices = 2
+    trainer.fit()
+    assert len(runs(tmp_path)) == 1
+    (told,) = [line for line in lines(trainer) if line.startswith("the training loader")]
+    assert f"makes batches of {loaded}, so batch size 32 is taken to be that of {share} (" in told
 
 
 def test_ranks_that_share_a_model_share_its_batches() -> None:

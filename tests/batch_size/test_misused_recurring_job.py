@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,33 @@ def test_a_run_that_never_logged_its_metric_says_nothing_of_its_size(tmp_path: P
     trainer.fit()
     assert states(tmp_path) == ["dead"]
     assert trainer.lightning_module.lines[-1].endswith("it never logged 'val_los' (monitor); logged: val_loss")
+
+
+def test_that_no_size_has_reached_the_target_is_told_as_all_else_is(tmp_path: Path) -> None:
+    """It was a warning of Python's, which named a line of ours."""
+    known = BatchSizeOptimizer([8, 16, 32, 64], default=32, max_power_w=400.0, store=tmp_path / "job.sqlite")
+    for size in (8, 16, 32, 64):
+        known.observe(size, energy_j=1e6, time_s=1e3, reached_target=False)
+    device = ScriptedDevice()
+    trainer = JobTrainer(device, [job(tmp_path, device)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer.fit()
+    told = [line for line in trainer.lightning_module.lines if "has reached the target in" in line]
+    assert len(told) == 1
+    assert told[0].startswith("energy_lightning: none of the batch sizes [8, 16, 32, 64] has reached the target")
+
+
+@pytest.mark.parametrize(("mode", "told"), [("max", 1), ("min", 0)])
+def test_a_target_that_the_first_look_finds_reached_is_doubted(mode: str, told: int, tmp_path: Path) -> None:
+    """A loss of 1 was past 0.5 as if more were better, and every size was as cheap as could be."""
+    device = ScriptedDevice()
+    trainer = JobTrainer(device, [job(tmp_path, device, mode=mode)])
+    trainer.fit()
+    assert states(tmp_path) == ["done"]
+    doubts = [line for line in trainer.lightning_module.lines if "the first look at 'val_loss' (1) found" in line]
+    assert len(doubts) == told
+    assert all("found the target reached (0.5, mode='max'): see that both are right" in line for line in doubts)
 
 
 def test_one_that_was_too_dear_before_the_first_validation_is_reported(tmp_path: Path) -> None:
