@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import sys
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,6 +16,7 @@ from energy_lightning.app.hydra_jobs import checked_arguments, exit_code, names_
 from energy_lightning.app.predict_job import Job, Screen, run_job
 from energy_lightning.app.settings import check_missing
 from energy_lightning.recurring import (
+    BatchSizeOptimizer,
     Belief,
     JointOptimizer,
     PowerLimitSample,
@@ -24,7 +26,14 @@ from energy_lightning.recurring import (
     savings,
 )
 from energy_lightning.recurring.wording import counted
-from energy_lightning.report.recurring import beliefs_table, cost_line, draw_recurring, savings_line
+from energy_lightning.report.recurring import (
+    beliefs_table,
+    cost_line,
+    draw_recurring,
+    limits_line,
+    running_line,
+    savings_line,
+)
 from energy_lightning.types import ConfigError, EnergyLightningError
 
 CONFIG_NAME = "recurring"
@@ -72,15 +81,19 @@ class _State:
     best: int | None
     fault: str | None
     saved: Savings | None
+    power_limit_w: float | None
 
     @classmethod
     def read(cls, store: Any, power_limit_w: Any) -> Self:
-        """With beliefs under a power limit in W, or None. ConfigError, StoreError."""
+        """With beliefs under a power limit in W; None: under each size's own. ConfigError, StoreError."""
         path, limit_w = Path(str(store)), _limit(power_limit_w)
         optimizer = JointOptimizer.of_store(path)
-        runs, beliefs, best, fault = optimizer.runs(), optimizer.beliefs(power_limit_w=limit_w), None, None
+        asked = optimizer if limit_w is None else BatchSizeOptimizer.of_store(path)
+        runs, best, fault = optimizer.runs(), None, None
+        if optimizer.cost.eta == 0.0:  # earlier versions stored 0 J where nothing was measured
+            runs = [replace(run, energy_j=run.energy_j or None) for run in runs]
         try:
-            likely = optimizer.best(power_limit_w=limit_w)  # the default where no recent run reached the target
+            likely = asked.best(power_limit_w=limit_w)  # the default where no recent run reached the target
             recent = optimizer.settings.view(runs, limit_w).recent().outcomes
             best = likely if any(outcome.reached for outcome in recent) else None
         except TargetNeverReachedError as error:
@@ -90,11 +103,12 @@ class _State:
             optimizer=optimizer,
             emulated=optimizer.emulated,
             runs=runs,
-            beliefs=beliefs,
+            beliefs=asked.beliefs(power_limit_w=limit_w),
             profiles=optimizer.profiles(),
             best=best,
             fault=fault,
             saved=savings(runs, optimizer.default, optimizer.cost),
+            power_limit_w=limit_w,
         )
 
     @property
@@ -109,6 +123,7 @@ class _State:
         numbers = self._numbers
         others = {"running": numbers["num_running"], "never reported": numbers["num_never_reported"]}
         told = [counted(numbers["num_runs"], "run"), *(f"{number} {what}" for what, number in others.items() if number)]
+        told += [] if self.power_limit_w is None else [f"costs under {self.power_limit_w:g} W a GPU"]
         return {
             "cost": self.optimizer.cost,
             "title": f"Recurring job {self.store.name}: {', '.join(told)}",
@@ -122,6 +137,9 @@ class _State:
             screen.say(f"warning: {self.fault}")
         screen.say(beliefs_table(self.beliefs, best=self.best, **self._shown))
         screen.say(cost_line(self.optimizer.cost))
+        limits = None if self.power_limit_w is not None else limits_line(self.runs, self.profiles)
+        for line in filter(None, (limits, running_line(self.runs, time.time()))):
+            screen.say(line)
         screen.say(savings_line(self.saved, self.optimizer.default, self.optimizer.cost))
 
     def summary(self) -> dict[str, Any]:

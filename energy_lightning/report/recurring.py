@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -13,6 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from energy_lightning.recurring import Belief, CostRule, Run, Savings
+from energy_lightning.recurring.runs import UNKNOWN_POWER_W
 from energy_lightning.recurring.wording import counted, more_or_less
 from energy_lightning.report.console import EMULATED, format_energy
 
@@ -48,7 +49,37 @@ def cost_line(cost: CostRule) -> str:
         return f"cost: time alone (eta=0), no energy; {bound}"
     if cost.eta == 1.0:
         return "cost: energy over all GPUs (eta=1)"
-    return f"cost: {cost.eta:g} x energy over all GPUs + {1.0 - cost.eta:g} x {cost.max_power_w:g} W x time"
+    energy, time = f"{cost.eta:g} x energy over all GPUs", f"{1.0 - cost.eta:g}"
+    if cost.max_power_w == UNKNOWN_POWER_W:
+        return (
+            f"cost: {energy} + {time} x their power limits together x time; the limits are not known before the first "
+            "run, nor where GPUs do not tell them: 1 W counts then, unless max_power_w is given"
+        )
+    return f"cost: {energy} + {time} x {cost.max_power_w:g} W x time"
+
+
+def running_line(runs: Sequence[Run], now_s: float) -> str | None:
+    """The runs that go on, in one line; None where none does. `now_s`: as time.time()."""
+    left = [
+        f"run {run.run_id} (batch size {run.batch_size}, {max(0.0, run.lease_end_s - now_s) / 3600.0:.1f} h left)"
+        for run in runs
+        if run.lease_end_s is not None
+    ]
+    if not left:
+        return None
+    return f"running: {', '.join(left)}; one that is not heard of until then (should_stop, observe) is taken for dead"
+
+
+def limits_line(runs: Sequence[Run], profiled: Collection[int]) -> str | None:
+    """That runs of a size had several power limits, which nothing converts unless it is `profiled`; None: none had."""
+    for size in sorted({run.batch_size for run in runs} - set(profiled)):
+        limits_w = sorted({run.power_limit_w for run in runs if run.batch_size == size and run.power_limit_w})
+        if len(limits_w) > 1:
+            return (
+                f"power limits: batch size {size} ran under {', '.join(f'{limit_w:g}' for limit_w in limits_w)} W, and "
+                f"its runs are compared as they are; power_limit_w={limits_w[0]:g} shows costs under one"
+            )
+    return None
 
 
 def beliefs_table(
