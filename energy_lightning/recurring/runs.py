@@ -112,6 +112,8 @@ class Outcome:
 class View:
     """All a policy may look at: sorted batch sizes, the default's index, finished runs in order, arms now running.
 
+    Arms that have never run to an end and died lately are among those that run: nothing is to be tried there now.
+
     Costs older than the last `window` finished runs are not believed any more.
     """
 

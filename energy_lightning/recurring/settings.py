@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -155,9 +155,25 @@ class JobSettings:
             default=arms[self.default],
             outcomes=outcomes,
             window=self.window,
-            running=frozenset(arms[run.batch_size] for run in known if run.state == "running"),
+            running=frozenset(arms[run.batch_size] for run in known if run.state == "running") | _resting(known, arms),
             power_limit_w=power_limit_w,
         )
+
+
+def _resting(runs: Iterable[Run], arms: Mapping[int, int]) -> frozenset[int]:
+    """Arms of which no run was ever reported and the last one died: the next suggestion goes elsewhere.
+
+    After n deaths the next 2^(n - 1). Whoever ended them (an error, the system for want of memory, Ctrl-C), a size that
+    cannot run shall not be all that a job tries.
+    """
+    known = list(runs)
+    reported = {run.batch_size for run in known if run.state == "done"}
+    died: dict[int, list[int]] = {}
+    for run in known:
+        if run.state == "dead" and run.batch_size not in reported:
+            died.setdefault(run.batch_size, []).append(run.run_id)
+    later = {size: sum(run.run_id > max(numbers) for run in known) for size, numbers in died.items()}
+    return frozenset(arms[size] for size, numbers in died.items() if later[size] < 2 ** (len(numbers) - 1))
 
 
 def stored_settings(store: RunStore) -> JobSettings:
