@@ -47,8 +47,9 @@ class RecurringJobMixin:
     nothing was metered yet) and then raised out of fit all the same: the next run gets another size; a rank other than
     0 that runs out of memory reports it itself, where it sees the store's file. A run that was interrupted or failed,
     or never logged `monitor`, says nothing of its batch size and is not reported; a killed one neither, its lease ends.
-    A run resumed from a checkpoint goes on under its own batch size, with what it has spent; one that had reached its
-    target ends. A fast_dev_run suggests and reports nothing.
+    A size of which all runs ended so is tried ever more seldom. A run resumed from a checkpoint goes on under its own
+    batch size, with what it has spent; one that had reached its target ends. A fast_dev_run suggests and reports
+    nothing.
 
     Three more kinds of runs are trained and not reported, with a line that says so. One that does not begin as others
     do (a module that was trained for this job before, also a copy of it; a Trainer that goes on; a checkpoint without
@@ -125,7 +126,7 @@ class RecurringJobMixin:
 
     @property
     def verdict(self) -> Verdict:
-        """What has become of this run; "no run" before one and in a fast_dev_run."""
+        """What has become of this run; "no run" before one, in a fast_dev_run, and where other processes train."""
         return self._job.verdict
 
     @property
@@ -229,7 +230,7 @@ class RecurringJobMixin:
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Close the device."""
-        self._job.abandon()
+        self._job.abandon(trainer, self.batch_size)
         self._close()
 
     # what they do

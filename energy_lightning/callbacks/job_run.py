@@ -136,12 +136,20 @@ class JobRun:
         if self.verdict == "out of memory" and not (self._run_id is None or self.spent is None or batch_size is None):
             report_alone(self._store, self._run_id, batch_size, self.spent, limit_w, emulated=self._emulated)
 
-    def abandon(self) -> None:
+    def abandon(self, trainer: Any, batch_size: int | None) -> None:
         """There was nothing to train."""
-        if self.active:
-            self.verdict = "no run"
-            if self._run is not None:
-                self._run.discard()
+        if not self.active:
+            return
+        self.verdict = "no run"
+        empty = trainer.num_training_batches == 0
+        if self._run is not None:
+            self._run.discard(tried=empty)
+        if empty:
+            say(
+                trainer,
+                f"the training loader has no batch of batch size {batch_size}, which may be suggested again: take it "
+                "out of batch_sizes, or give more rows",
+            )
 
     def state(self, trainer: Any, batch_size: int | None) -> Mapping[str, Any] | None:
         """What the whole job has spent, for a checkpoint; None where there is nothing to go on with. Collective."""
@@ -181,7 +189,7 @@ class JobRun:
         self._reported, line = on_rank_zero(trainer, end)
         self.active = False
         say(trainer, line)
-        if verdict == "reached" and (doubt := self._target.doubt(metrics, num)):
+        if doubt := self._target.doubt(metrics, num):
             say(trainer, doubt)
 
 

@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,7 @@ class RecurringRun:
         self._emulated: bool | None = kept.get("emulated")  # the store's kind of runs, until this one's is known
         self._path, self._store_failed = path, False
         self._begun, self._comparable = False, True
+        self._adopt: Callable[[], None] | None = None  # an earlier suggestion
         self.batch_size = self._suggestion()
 
     def _suggestion(self) -> int:
@@ -98,6 +100,8 @@ class RecurringRun:
             return None
         try:
             self._optimizer.check_kind(emulated)
+            if self._adopt is not None:  # only now: a run that is resumed and trains nothing more stays as it was
+                self._adopt()
             if self._max_power_is_measured:
                 self._weigh_time(max_power_w)
         except StoreError as error:
@@ -136,8 +140,7 @@ class RecurringRun:
                 f"run {run_id}, which the checkpoint is of, has reached its target since then and is reported: what "
                 "was spent before would count twice"
             )
-        self._optimizer.adopt(run_id, batch_size)
-        self._begun = run_id is not None
+        self._adopt, self._begun = partial(self._optimizer.adopt, run_id, batch_size), run_id is not None
         return None
 
     def judge(self, metrics: Mapping[str, Any], spent: Spent) -> Verdict:
@@ -243,10 +246,10 @@ class RecurringRun:
             )
         return True, told(self.batch_size, verdict, spent, emulated=bool(self._emulated))
 
-    def discard(self) -> None:
-        """It says nothing of its batch size; the store forgets one that has not begun. Idempotent."""
+    def discard(self, *, tried: bool = False) -> None:
+        """It says nothing of its batch size; the store forgets one that neither began nor was `tried`. Idempotent."""
         try:
-            (self._optimizer.abandon if self._begun else self._optimizer.withdraw)(self.batch_size)
+            (self._optimizer.abandon if self._begun or tried else self._optimizer.withdraw)(self.batch_size)
         except StoreError as error:  # its lease ends by itself
             self._say(f"the store does not know that this run is over: {error}")
 

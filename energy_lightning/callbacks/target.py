@@ -41,11 +41,17 @@ class Target:
         return f"it never logged {self.monitor!r} (monitor); logged: {logged}"
 
     def doubt(self, metrics: Mapping[str, Any], num_evaluations: int | None) -> str | None:
-        """In words, that a target which the first look at the metric found reached may be a mistake; None later."""
-        if num_evaluations != 1 or self.monitor not in metrics:
+        """In words, what is strange about a run that ends so: a metric of NaN, a target reached at the first look."""
+        value = float(metrics.get(self.monitor, math.inf))
+        if math.isnan(value):
+            return (
+                f"{self.monitor!r} was nan when the run ended, which is no target reached: see whether the training "
+                "diverges at this batch size (learning rate, scaling), or the metric is wrong"
+            )
+        if num_evaluations != 1 or not self.reached(metrics):
             return None
         return (
-            f"the first look at {self.monitor!r} ({float(metrics[self.monitor]):.4g}) found the target reached "
+            f"the first look at {self.monitor!r} ({value:.4g}) found the target reached "
             f"({self.value:g}, mode={self.mode!r}): see that both are right. If they are, look more often (e.g. "
             "val_check_interval), or what a run needs is hardly known"
         )

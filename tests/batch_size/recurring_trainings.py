@@ -45,6 +45,7 @@ class JobTrainer:
         self.world_size, self.global_rank, self.is_global_zero, self.local_rank = 1, 0, True, 0
         self.global_step, self.current_epoch, self.should_stop = 0, 0, False
         self.check_val_every_n_epoch: int | None = None
+        self.num_training_batches = 1000
         self.callback_metrics: dict[str, float] = {}
         self.checkpoint: dict[str, Any] = {"callbacks": {}}
 

@@ -122,15 +122,23 @@ def test_a_module_that_resumes_its_own_run_is_reported(tmp_path: Path) -> None:
     assert [(run.state, run.reached_target) for run in runs(tmp_path)] == [("done", True)]
 
 
-def test_a_checkpoints_run_that_is_interrupted_before_it_goes_on_stays_in_the_store(tmp_path: Path) -> None:
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_a_checkpoints_run_that_does_not_go_on_stays_as_it_was(interrupted: bool, tmp_path: Path) -> None:
+    """What it had cost was lost, as of a run that goes on."""
     device = ScriptedDevice()
     trainer = JobTrainer(device, [job(tmp_path, device)], max_steps=20)
     trainer.fit(save_at=20)
-    later = JobTrainer(device, [job(tmp_path, device)])
-    later.call("setup", "fit")
-    later.call("on_load_checkpoint", trainer.checkpoint)
-    later.call("on_exception", KeyboardInterrupt())
-    assert [(run.run_id, run.state) for run in runs(tmp_path)] == [(1, "dead")]
+    missed = runs(tmp_path)
+    assert [(run.run_id, run.state, run.time_s) for run in missed] == [(1, "done", 20.0)]
+    later = JobTrainer(device, [job(tmp_path, device)], max_steps=20)
+    if interrupted:
+        later.call("setup", "fit")
+        later.call("on_load_checkpoint", trainer.checkpoint)
+        later.call("on_exception", KeyboardInterrupt())
+        assert lines(later)[-1].endswith("it was interrupted; resumed from a checkpoint it goes on")
+    else:
+        later.fit(resumed=trainer.checkpoint)
+    assert runs(tmp_path) == missed
 
 
 def test_a_checkpoints_run_that_has_reached_its_target_since_is_not_counted_twice(tmp_path: Path) -> None:

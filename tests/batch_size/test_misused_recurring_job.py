@@ -55,6 +55,30 @@ def test_a_target_that_the_first_look_finds_reached_is_doubted(mode: str, told: 
     assert all("found the target reached (0.5, mode='max'): see that both are right" in line for line in doubts)
 
 
+def test_a_metric_that_is_nan_is_told_and_is_a_target_missed(tmp_path: Path) -> None:
+    class Diverges:
+        def on_validation_end(self, trainer: JobTrainer, *_: Any) -> None:
+            trainer.callback_metrics["val_loss"] = float("nan")
+
+    device = ScriptedDevice()
+    trainer = JobTrainer(device, [Diverges(), job(tmp_path, device)], max_steps=20)
+    trainer.fit()
+    assert trainer.callbacks[1].verdict == "ended"
+    assert trainer.lightning_module.lines[-1].startswith("energy_lightning: 'val_loss' was nan when the run ended")
+
+
+def test_a_size_of_which_the_loader_has_no_batch_is_told(tmp_path: Path) -> None:
+    """With drop_last and few rows: night for night nothing was trained, and nothing said. The store knows."""
+    device = ScriptedDevice()
+    for num_batches, told in ((0, 1), (1000, 0)):
+        trainer = JobTrainer(device, [job(tmp_path, device)], max_steps=0)
+        trainer.num_training_batches = num_batches
+        trainer.fit()
+        lines = trainer.lightning_module.lines
+        assert sum("the training loader has no batch of batch size 32, which may" in line for line in lines) == told
+    assert states(tmp_path) == ["dead"]
+
+
 def test_one_that_was_too_dear_before_the_first_validation_is_reported(tmp_path: Path) -> None:
     device = ScriptedDevice()
     known = BatchSizeOptimizer([8, 16, 32, 64], default=32, max_power_w=400.0, store=tmp_path / "job.sqlite")
