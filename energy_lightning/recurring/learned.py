@@ -7,8 +7,10 @@ Ryzhov, Powell and Frazier, Operations Research 60, 2012, with several repeats l
 Otherwise one of the known sizes is drawn by its chance to be the cheapest (Thompson sampling), so that one unlucky run
 does not decide for ever. Draws spread less than beliefs do, and less the more often a size has run, where all runs
 together are believed to have cost as much extra as must be spent by whoever never stops learning: in proportion to
-the logarithm of their number (Lai and Robbins, Advances in Applied Mathematics 6, 1985). Jobs that start together do
-not try the same new size.
+the logarithm of their number (Lai and Robbins, Advances in Applied Mathematics 6, 1985). After two runs for each size
+the sum of the runs must not cost more than the default would have, but for what it had cost more by then and a few
+percent (conservative exploration; Wu, Shariff, Lattimore and Szepesvari, ICML 2016). Jobs that start together do not
+try the same new size.
 Not modelled: a cost with two far valleys is found only by walking through the hill.
 """
 
@@ -37,7 +39,9 @@ class Prior:
     `most_extra`: a run costs at most this times the least more, as it is stopped at twice the least and made again;
     `rounds`: runs of each size in reach whose extra cost is to be spent, times the logarithm of the number of runs;
     `boldness`: part of the belief's deviation by which a size with one run is drawn once that is spent; it falls with
-    the root of its runs to `settled`.
+    the root of its runs to `settled`;
+    `allowance`: part of the default's cost by which each run may cost more than it, as far as is believed plus
+    `caution` deviations of the belief.
     """
 
     counts: CountPrior = field(default_factory=CountPrior)
@@ -48,6 +52,8 @@ class Prior:
     rounds: float = 0.4
     boldness: float = 0.75
     settled: float = 0.4
+    allowance: float = 0.03
+    caution: float = 1.5
 
 
 def suggest(view: View, rng: np.random.Generator, prior: Prior | None = None) -> int:
@@ -64,11 +70,29 @@ def suggest(view: View, rng: np.random.Generator, prior: Prior | None = None) ->
     price = {arm: _price(arm, extra[arm], beliefs, within, prior) for arm in within}
     chosen = min(within, key=lambda arm: price[arm])
     known = sorted({outcome.arm for outcome in view.outcomes if outcome.reached})
-    if chosen not in known:
+    if chosen in known:
+        away = rng.multivariate_normal(np.zeros_like(beliefs.expected), beliefs.covariance, method="eigh")
+        drawn = beliefs.expected + _spread(view, extra, prior) * away
+        chosen = min(known, key=lambda arm: drawn[arm])
+    return _conservative(chosen, known, view, beliefs, prior)
+
+
+def _conservative(chosen: int, known: Sequence[int], view: View, beliefs: Beliefs, prior: Prior) -> int:
+    """`chosen`, or the size that surely costs little more than the default where the runs together cost more than it.
+
+    What they cost more in the first two runs for each size is the price of exploring, and allowed.
+    """
+    start = 2 * len(view.batch_sizes)
+    if not known or len(view.outcomes) < start:
         return chosen
-    away = rng.multivariate_normal(np.zeros_like(beliefs.expected), beliefs.covariance, method="eigh")
-    drawn = beliefs.expected + _spread(view, extra, prior) * away
-    return min(known, key=lambda arm: drawn[arm])
+    covariance, default = beliefs.covariance, view.default
+    variance = np.diag(covariance) + covariance[default, default] - 2.0 * covariance[:, default]
+    above = beliefs.expected - beliefs.expected[default] + prior.caution * np.sqrt(np.maximum(variance, 0.0))
+    more = np.minimum(np.expm1(np.minimum(above, 700.0)), prior.most_extra) - prior.allowance
+    sums = np.cumsum([more[outcome.arm] for outcome in view.outcomes])
+    if sums[-1] + more[chosen] <= max(0.0, sums[:start].max()):
+        return chosen
+    return min(known, key=lambda arm: float(more[arm]))
 
 
 def _spread(view: View, extra: Mapping[int, float], prior: Prior) -> Floats:

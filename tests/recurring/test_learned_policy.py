@@ -15,9 +15,9 @@ def runs_of(costs: dict[int, list[float]]) -> list[Outcome]:
 
 
 def drawn(known: list[Outcome], **prior: float) -> list[int]:
-    """What is run next by 200 generators when no new size is worth a try."""
+    """What is run next by 200 generators when no new size is worth a try, however dear the runs were so far."""
     view = View(batch_sizes=tuple(ARMS), default=2, outcomes=known)
-    chosen = learned.Prior(horizon=1.0, **prior)
+    chosen = learned.Prior(horizon=1.0, **{"allowance": 100.0, **prior})
     return [ARMS[learned.suggest(view, np.random.default_rng(seed), chosen)] for seed in range(200)]
 
 
@@ -84,3 +84,33 @@ def test_what_a_window_forgets_is_not_worth_learning() -> None:
     assert always == long
     assert long in (0, 4)
     assert short == 2
+
+
+def test_runs_that_cost_more_than_the_default_together_end_in_surely_cheap_ones() -> None:
+    """64 may cost as much as the default 32, as two runs tell little: drawn only while runs may cost more together."""
+
+    def share(*known: dict[int, list[float]], **prior: float) -> float:
+        runs = [run for part in known for run in runs_of(part)]
+        return drawn(runs, **{"allowance": 0.02, "settled": 1.0, **prior}).count(64) / 200
+
+    usual, dear = {32: [95.0, 109.0] * 10, 64: [86.0, 95.0]}, {16: [190.0] * 5, 128: [190.0] * 4}
+    assert share(dear, usual) > 0.1  # the first two runs for each size are without blame
+    assert share(usual, dear) == 0.0 < share(usual, dear, allowance=100.0)
+    assert share(usual, dear, allowance=0.5) > 0.1
+    assert share(usual, dear, caution=0.0) == 1.0
+    walk, once = {8: [400.0], 16: [190.0], 128: [190.0]}, {64: [100.0]}
+    assert share(walk, {32: [95.0, 109.0] * 2}, once) > 0.1  # fewer than two runs for each size
+    assert share(walk, {32: [95.0, 109.0] * 4}, once) == 0.0  # what was saved since allows no second run of 64
+    assert share(walk, {32: [95.0, 109.0] * 8}, once) > 0.1
+
+
+def test_a_size_surely_cheaper_than_the_default_is_kept_to() -> None:
+    known = runs_of({16: [80.0, 81.0] * 3, 32: [100.0, 101.0] * 2, 8: [400.0] * 9})
+    assert set(drawn(known, allowance=0.02)) == {16}
+
+
+def test_a_default_that_misses_the_target_is_no_measure_for_others() -> None:
+    missed = [Outcome(arm=2, cost=60.0, reached=False)] * 9
+    known = runs_of({64: [95.0, 109.0] * 3, 128: [190.0], 16: [190.0]})
+    assert set(drawn([*known, *missed], allowance=0.02)) == {64}
+    assert set(drawn(missed * 2, allowance=-1.0)) <= {16, 64}  # none is surely cheap: the walk goes on
