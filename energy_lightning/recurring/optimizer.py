@@ -130,7 +130,8 @@ class BatchSizeOptimizer:
         with self._store.changing() as connection:
             view, num_runs = self._view(connection, power_limit_w), rows.count(connection)
             lost = view.never_reached()
-            arm = view.default if lost else self._policy.suggest(view, np.random.default_rng([self._seed, num_runs]))
+            rng = np.random.default_rng([self._seed, num_runs])
+            arm = view.default if lost else self.settings.choose(view, rng)
             batch_size = self.batch_sizes[arm]
             run_id = rows.start(connection, batch_size, self._lease_end_s(), power_limit_w)
         self._open.add(run_id, batch_size)

@@ -2,7 +2,8 @@
 
 Source: You, Chung, Chowdhury, "Zeus", NSDI 2023, sections 4.3 and 4.4. A pruning round tries the default, walks to
 smaller sizes until one misses the target, then to larger ones likewise; those that reached it go into the next
-round, which starts from the cheapest. Then each arm's mean reward (-cost) has a flat prior and the variance of its own
+round, which starts from the cheapest. A size whose runs die (View.resting) ends a walk as one that missed the target,
+until it is tried again. Then each arm's mean reward (-cost) has a flat prior and the variance of its own
 rewards. A sliding window concerns these rewards, not the pruning.
 """
 
@@ -46,6 +47,8 @@ def _pruning_round(view: View, arms: list[int], start: int, index: int) -> tuple
         for arm in walk:
             done = view.of(arm)
             if len(done) <= index:
+                if arm in view.resting and arm != start:
+                    break
                 return sorted(survivors), arm
             if not done[index].reached:
                 break

@@ -112,15 +112,15 @@ class Outcome:
 class View:
     """All a policy may look at: sorted batch sizes, the default's index, finished runs in order, arms now running.
 
-    Arms that have never run to an end and died lately are among those that run: nothing is to be tried there now.
-
-    Costs older than the last `window` finished runs are not believed any more.
+    Of those that run some are `resting`: their runs died lately, and nothing new is to be learnt there now. Costs older
+    than the last `window` finished runs are not believed any more.
     """
 
     batch_sizes: tuple[int, ...]
     default: int
     outcomes: Sequence[Outcome]
     running: frozenset[int] = frozenset()
+    resting: frozenset[int] = frozenset()
     power_limit_w: float | None = None
     window: int | None = None
 
@@ -135,6 +135,10 @@ class View:
     def least_cost(self) -> float | None:
         """Least cost in J of a recent run that reached the target, None where there is none."""
         return min((outcome.cost for outcome in self.recent().outcomes if outcome.reached), default=None)
+
+    def awake(self) -> View:
+        """The same as if the arms that rest had never run to an end."""
+        return replace(self, outcomes=[outcome for outcome in self.outcomes if outcome.arm not in self.resting])
 
     def never_reached(self) -> bool:
         """Whether every arm has been tried and none has reached the target."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+
+import numpy as np
 
 from energy_lightning.recurring import learned, published
 from energy_lightning.recurring.errors import RecurringError, StoreError, number, positive, truth, whole
@@ -139,6 +142,7 @@ class JobSettings:
         """
         arms, rule = {size: arm for arm, size in enumerate(self.batch_sizes)}, self.cost
         known = [run for run in runs if run.batch_size in arms]
+        resting = frozenset(arms[size] for size in _resting(known))
         outcomes = [
             Outcome(
                 arm=arms[run.batch_size],
@@ -155,25 +159,36 @@ class JobSettings:
             default=arms[self.default],
             outcomes=outcomes,
             window=self.window,
-            running=frozenset(arms[run.batch_size] for run in known if run.state == "running") | _resting(known, arms),
+            running=resting.union(arms[run.batch_size] for run in known if run.state == "running"),
+            resting=resting,
             power_limit_w=power_limit_w,
         )
 
+    def choose(self, view: View, rng: np.random.Generator) -> int:
+        """Index of the arm to run next: the policy's, and where that rests, its choice among the others."""
+        suggest, awake = POLICIES[self.policy].suggest, view.awake()
+        arm: int = suggest(view, rng)
+        return suggest(awake, rng) if arm in view.resting and awake.outcomes else arm
 
-def _resting(runs: Iterable[Run], arms: Mapping[int, int]) -> frozenset[int]:
-    """Arms of which no run was ever reported and the last one died: the next suggestion goes elsewhere.
 
-    After n deaths the next 2^(n - 1). Whoever ended them (an error, the system for want of memory, Ctrl-C), a size that
-    cannot run shall not be all that a job tries.
+def _resting(runs: Iterable[Run]) -> list[int]:
+    """Batch sizes of which more runs in a row died than had ever reported: a rest as long as that row (in suggestions).
+
+    Whoever ended them (an error, the system for want of memory, Ctrl-C), a size that cannot run shall not be all that a
+    job tries; one that often could is not given up for a few bad nights. Each row that goes on doubles its rest.
     """
-    known = list(runs)
-    reported = {run.batch_size for run in known if run.state == "done"}
-    died: dict[int, list[int]] = {}
-    for run in known:
-        if run.state == "dead" and run.batch_size not in reported:
-            died.setdefault(run.batch_size, []).append(run.run_id)
-    later = {size: sum(run.run_id > max(numbers) for run in known) for size, numbers in died.items()}
-    return frozenset(arms[size] for size, numbers in died.items() if later[size] < 2 ** (len(numbers) - 1))
+    reported, died = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
+    newest = 0
+    for run in runs:
+        newest = max(newest, run.run_id)
+        if run.state in ("done", "dead"):
+            (reported if run.state == "done" else died)[run.batch_size].append(run.run_id)
+
+    def rests(size: int) -> bool:
+        row = [number for number in died[size] if number > max(reported[size], default=0)]
+        return len(row) > len(reported[size]) and newest - max(row) <= max(row) - min(row)
+
+    return [size for size in list(died) if rests(size)]
 
 
 def stored_settings(store: RunStore) -> JobSettings:
