@@ -47,9 +47,9 @@ class RecurringJobMixin:
     nothing was metered yet) and then raised out of fit all the same: the next run gets another size; a rank other than
     0 that runs out of memory reports it itself, where it sees the store's file. A run that was interrupted or failed,
     or never logged `monitor`, says nothing of its batch size and is not reported; a killed one neither, its lease ends.
-    A size of which all runs ended so is tried ever more seldom. A run resumed from a checkpoint goes on under its own
-    batch size, with what it has spent; one that had reached its target ends. A fast_dev_run suggests and reports
-    nothing.
+    A size of which more runs in a row ended so than ever were reported is tried ever more seldom. A run resumed from a
+    checkpoint goes on under its own batch size, with what it has spent (as a new run in another store); one that had
+    reached its target ends. A fast_dev_run suggests and reports nothing.
 
     Three more kinds of runs are trained and not reported, with a line that says so. One that does not begin as others
     do (a module that was trained for this job before, also a copy of it; a Trainer that goes on; a checkpoint without
@@ -252,7 +252,7 @@ class RecurringJobMixin:
         fault = start_fault(trainer, pl_module, self.store, resumed=self._job.resumed is not None)
         fault = fault or loader_fault(trainer, self.batch_size)
         self._job.open(trainer, self.monitored.device, needs_energy=self._needs_energy, fault=fault)
-        if self._job.fault is None and (doubt := loader_doubt(trainer, self.batch_size)):
+        if self._job.fault is None and not self._job.earlier and (doubt := loader_doubt(trainer, self.batch_size)):
             say(trainer, doubt)
 
     def _ask(self, trainer: Any) -> None:

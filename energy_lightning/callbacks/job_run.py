@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from energy_lightning.callbacks.shared_device import gather_objects
 from energy_lightning.callbacks.target import Target
 from energy_lightning.callbacks.verdicts import Verdict, verdict_of
 from energy_lightning.device import Device, has_emulated_figures
-from energy_lightning.recurring import RecurringError
+from energy_lightning.recurring import RecurringError, Run
 
 
 class JobRun:
@@ -37,6 +37,7 @@ class JobRun:
         self.fault: str | None = None
         self._run: RecurringRun | None = None  # on rank 0
         self._run_id: int | None = None
+        self._store_id: str | None = None
         self._meter: JobMeter | None = None
         self._emulated = False
         self._evaluations: Evaluations | None = Evaluations(monitor=target.monitor)
@@ -64,7 +65,9 @@ class JobRun:
 
         def go_on() -> str | None:
             assert run is not None
-            return run.resume(state["run_id"], batch_size, over=over, retargeted=before not in (None, target))
+            known = state.get("store_id") in (None, run.store_id)  # another store's run of that number is another one
+            retargeted = before not in (None, target)
+            return run.resume(state["run_id"] if known else None, batch_size, over=over, retargeted=retargeted)
 
         self.resumed, self.fault = dict(state), on_rank_zero(trainer, go_on) or state.get("fault")
         if over:
@@ -82,13 +85,18 @@ class JobRun:
         self.spent = self._meter.read(trainer)
         run, limit_w, why = self._run, self.spent.limit_w, self.fault or fault
 
-        def begin() -> tuple[int | None, str | None]:
+        def begin() -> tuple[int | None, str | None, str | None]:
             assert run is not None
-            return run.begin(max_power_w=limit_w, emulated=self._emulated, fault=why), why
+            return run.begin(max_power_w=limit_w, emulated=self._emulated, fault=why), run.store_id, why
 
-        self._run_id, self.fault = on_rank_zero(trainer, begin)
+        self._run_id, self._store_id, self.fault = on_rank_zero(trainer, begin)
         if self.fault is not None:
             say(trainer, f"this run will not be reported: {self.fault}")
+
+    @property
+    def earlier(self) -> Sequence[Run]:
+        """Runs of its batch size that were reported before it began; rank 0 knows."""
+        return [] if self._run is None else self._run.earlier
 
     def counted(self, trainer: Any) -> Evaluations | None:
         """Its evaluations where they count: not in the sanity check, once it is there, or in validate() after it."""
@@ -161,6 +169,7 @@ class JobRun:
         return {
             "batch_size": batch_size,
             "run_id": self._run_id,
+            "store_id": self._store_id,
             "fault": self.fault,
             "target": asdict(self._target),
             "reached": reached,
@@ -189,7 +198,8 @@ class JobRun:
         self._reported, line = on_rank_zero(trainer, end)
         self.active = False
         say(trainer, line)
-        if doubt := self._target.doubt(metrics, num):
+        is_news = not any(one.reached_target and one.num_evaluations == 1 for one in self.earlier)
+        if doubt := self._target.doubt(metrics, num if is_news else None):
             say(trainer, doubt)
 
 

@@ -18,13 +18,15 @@ from energy_lightning.recurring import (
     JobSettings,
     JointOptimizer,
     RecurringError,
+    Run,
     StoreError,
     TargetNeverReachedWarning,
 )
-from energy_lightning.recurring.rows import read_settings
+from energy_lightning.recurring.rows import identity, read_settings
 from energy_lightning.recurring.runs import UNKNOWN_POWER_W
 from energy_lightning.recurring.settings import seed_and_clock
 from energy_lightning.recurring.store import RunStore
+from energy_lightning.types import EnergyLightningError
 
 OPTIONS = ("eta", "beta", "seed", "policy", "window", "lease_s", "max_power_w", "clock")
 
@@ -52,6 +54,10 @@ class RecurringRun:
         settings: of BatchSizeOptimizer; without `max_power_w` that of the latest run counts until `use_max_power`.
         say: takes a line for the user.
         clock_s: wall time, of a run that ends before anything was metered.
+
+    Attributes:
+        store_id: of the store, for a checkpoint; None where it has none.
+        earlier: runs of the batch size that were reported before this one began.
     """
 
     def __init__(
@@ -68,14 +74,14 @@ class RecurringRun:
         self._max_power_is_measured = "max_power_w" not in settings
         known = dict(settings)
         with RunStore(path).reading() as connection:
-            kept = read_settings(connection)
+            kept, self.store_id = read_settings(connection), identity(connection)
         if self._max_power_is_measured:  # the first run needs none: there is nothing to compare
             known["max_power_w"] = kept.get("max_power_w", UNKNOWN_POWER_W)
         self._optimizer = JointOptimizer(batch_sizes, store=path, **known)  # to which a run's limit is no prior
         self._target, self._say = target, say
         self._emulated: bool | None = kept.get("emulated")  # the store's kind of runs, until this one's is known
         self._path, self._store_failed = path, False
-        self._begun, self._comparable = False, True
+        self._begun, self._comparable, self.earlier = False, True, list[Run]()
         self._adopt: Callable[[], None] | None = None  # an earlier suggestion
         self.batch_size = self._suggestion()
 
@@ -100,6 +106,8 @@ class RecurringRun:
             return None
         try:
             self._optimizer.check_kind(emulated)
+            done = [run for run in self._optimizer.runs() if run.state == "done"]
+            self.earlier = [run for run in done if run.batch_size == self.batch_size]
             if self._adopt is not None:  # only now: a run that is resumed and trains nothing more stays as it was
                 self._adopt()
             if self._max_power_is_measured:
@@ -135,7 +143,7 @@ class RecurringRun:
         self.batch_size = batch_size
         if over:
             return None
-        if not retargeted and is_done(self._optimizer, run_id, reached=True):
+        if not retargeted and is_done(self._optimizer, run_id, batch_size, reached=True):
             return (
                 f"run {run_id}, which the checkpoint is of, has reached its target since then and is reported: what "
                 "was spent before would count twice"
@@ -191,7 +199,8 @@ class RecurringRun:
         `spent`: None before the first batch. Where nothing was metered yet the time is the wall clock's, the energy not
         known.
         """
-        if not is_out_of_memory(error) or not self._comparable:
+        unmetered = self._adopt is not None and spent is None  # of a resumed run: what it had spent is not in here
+        if not is_out_of_memory(error) or not self._comparable or unmetered:
             return self._break_off(error)
         if self._emulated is None:
             self.discard()
@@ -213,7 +222,7 @@ class RecurringRun:
             self._say(line)
             return "out of memory"
         begun, verdict = self._begun, verdict_of(error)
-        self.discard()
+        self.discard(tried=verdict == "failed" and not isinstance(error, EnergyLightningError))
         if verdict == "interrupted":
             then = "; resumed from a checkpoint it goes on" if begun else ""
             self._say(f"the run with batch size {self.batch_size} is not reported: it was interrupted{then}")
@@ -223,10 +232,14 @@ class RecurringRun:
 
     def _told_elsewhere(self) -> str | None:
         """A line, where another rank has reported (`report_alone`), whose end may be what ends this one."""
+        if not self._is_done(reached=False):
+            return None
+        return f"the run with batch size {self.batch_size} did not reach its target: a rank ran out of memory"
+
+    def _is_done(self, *, reached: bool | None = None) -> bool:
         with suppress(StoreError):
-            if is_done(self._optimizer, self._optimizer.open_run(self.batch_size), reached=False):
-                return f"the run with batch size {self.batch_size} did not reach its target: a rank ran out of memory"
-        return None
+            return is_done(self._optimizer, self._optimizer.open_run(self.batch_size), self.batch_size, reached=reached)
+        return False
 
     def _report(
         self, verdict: Verdict, spent: Spent, num_evaluations: int | None, power_limit_w: float | None
@@ -239,6 +252,8 @@ class RecurringRun:
         try:
             self._optimizer.observe(self.batch_size, **report)
         except RecurringError as error:
+            if self._is_done():
+                return False, "the run is not reported: another process, which went on with it too, has reported it"
             figures = ", ".join(f"{name}={value!r}" for name, value in report.items())
             return False, (
                 f"the run is not reported: {error}. To report it later: "
@@ -263,7 +278,7 @@ def report_alone(
     """
     try:
         optimizer = JointOptimizer.of_store(store)
-        if is_done(optimizer, run_id, reached=False):
+        if is_done(optimizer, run_id, batch_size, reached=False):
             return
         optimizer.adopt(run_id, batch_size)
         optimizer.observe(
@@ -278,8 +293,7 @@ def report_alone(
         log.warning(f"energy_lightning: out of memory with batch size {batch_size} is not reported: {error}")
 
 
-def is_done(optimizer: JointOptimizer, run_id: int | None, *, reached: bool) -> bool:
-    """Whether the store was told that the run `reached` its target, or that it did not."""
-    return any(
-        run.run_id == run_id and run.state == "done" and run.reached_target is reached for run in optimizer.runs()
-    )
+def is_done(optimizer: JointOptimizer, run_id: int | None, batch_size: int, *, reached: bool | None) -> bool:
+    """Whether the store was told that the run `reached` its target, or that it did not; None: either."""
+    done = [run for run in optimizer.runs() if run.state == "done" and reached in (None, run.reached_target)]
+    return (run_id, batch_size) in [(run.run_id, run.batch_size) for run in done]

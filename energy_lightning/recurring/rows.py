@@ -61,6 +61,13 @@ def _stored_count(value: Any, where: str) -> int | None:
     raise StoreError(f"{where} in the store holds {value!r} where a whole number >= 1 belongs: repair or move the file")
 
 
+def identity(connection: sqlite3.Connection) -> str | None:
+    """What tells the store from every other, whose runs have the same numbers; None of one made without."""
+    if not columns_of(connection, "identity"):
+        return None
+    return str(connection.execute("SELECT token FROM identity").fetchone()[0])
+
+
 def count(connection: sqlite3.Connection) -> int:
     """How many runs there are, in any state."""
     return int(connection.execute("SELECT count(*) FROM runs").fetchone()[0])

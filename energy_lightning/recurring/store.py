@@ -29,6 +29,7 @@ TABLES = {  # a number that a withdrawn run had is given to no other run; stores
     "profiles": """CREATE TABLE profiles (
     batch_size INTEGER NOT NULL, power_limit_w REAL NOT NULL, time_s REAL NOT NULL, energy_j REAL NOT NULL,
     PRIMARY KEY (batch_size, power_limit_w))""",  # since version 2
+    "identity": "CREATE TABLE identity AS SELECT lower(hex(randomblob(8))) AS token",  # not in all of version 3
 }
 
 

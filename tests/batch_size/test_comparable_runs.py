@@ -122,49 +122,6 @@ def test_a_module_that_resumes_its_own_run_is_reported(tmp_path: Path) -> None:
     assert [(run.state, run.reached_target) for run in runs(tmp_path)] == [("done", True)]
 
 
-@pytest.mark.parametrize("interrupted", [True, False])
-def test_a_checkpoints_run_that_does_not_go_on_stays_as_it_was(interrupted: bool, tmp_path: Path) -> None:
-    """What it had cost was lost, as of a run that goes on."""
-    device = ScriptedDevice()
-    trainer = JobTrainer(device, [job(tmp_path, device)], max_steps=20)
-    trainer.fit(save_at=20)
-    missed = runs(tmp_path)
-    assert [(run.run_id, run.state, run.time_s) for run in missed] == [(1, "done", 20.0)]
-    later = JobTrainer(device, [job(tmp_path, device)], max_steps=20)
-    if interrupted:
-        later.call("setup", "fit")
-        later.call("on_load_checkpoint", trainer.checkpoint)
-        later.call("on_exception", KeyboardInterrupt())
-        assert lines(later)[-1].endswith("it was interrupted; resumed from a checkpoint it goes on")
-    else:
-        later.fit(resumed=trainer.checkpoint)
-    assert runs(tmp_path) == missed
-
-
-def test_a_checkpoints_run_that_has_reached_its_target_since_is_not_counted_twice(tmp_path: Path) -> None:
-    """What was spent before the checkpoint was in the row of the run, and in that of the one which resumed it."""
-    device = ScriptedDevice()
-    trainer = JobTrainer(device, [job(tmp_path, device)])
-    trainer.fit(save_at=20)
-    (reached,) = runs(tmp_path)
-    device = ScriptedDevice()
-    later = JobTrainer(device, [job(tmp_path, device)])
-    later.fit(resumed=trainer.checkpoint, save_at=40)
-    assert (later.callbacks[0].verdict, later.global_step) == ("reached", NEEDED[32])
-    assert runs(tmp_path) == [reached]
-    told = [line for line in lines(later) if "report" in line]
-    assert told[0].startswith(
-        "this run will not be reported: run 1, which the checkpoint is of, has reached its target"
-    )
-    assert told[1].endswith("; not reported")
-    again = JobTrainer(device, [job(tmp_path, device)])  # from a checkpoint of that
-    again.fit(resumed=later.checkpoint)
-    assert runs(tmp_path) == [reached]
-    other = JobTrainer(device, [job(tmp_path, device, target=-1.0)], max_steps=50)
-    other.fit(resumed=trainer.checkpoint)  # to another target it is another run
-    assert [(run.reached_target, run.time_s) for run in runs(tmp_path)] == [(True, NEEDED[32]), (False, 50.0)]
-
-
 def test_a_loader_of_other_batches_is_not_reported(tmp_path: Path) -> None:
     device = ScriptedDevice()
     trainer: Any = JobTrainer(device, [job(tmp_path, device)])
@@ -172,6 +129,32 @@ def test_a_loader_of_other_batches_is_not_reported(tmp_path: Path) -> None:
     trainer.fit()
     assert runs(tmp_path) == []
     assert lines(trainer)[1].startswith("this run will not be reported: the training loader makes batches of 5, not of")
+
+
+def test_a_doubt_is_no_news_in_a_later_run_of_the_size(tmp_path: Path) -> None:
+    """It was told night for night to whoever counts the batches of all processes."""
+    known = BatchSizeOptimizer([8, 16, 32, 64], default=32, max_power_w=400.0, store=tmp_path / "job.sqlite")
+    known.observe(8, energy_j=2410.0, time_s=10.0, reached_target=True, num_evaluations=6)
+    sizes, doubts = [], []
+    for _ in range(5):
+        device = ScriptedDevice()
+        trainer: Any = JobTrainer(device, [job(tmp_path, device, target=2.0)])
+        trainer.num_devices, trainer.accumulate_grad_batches = 2, 1
+
+        class Loader:
+            batch_size = property(lambda _, trainer=trainer: trainer.lightning_module.batch_size // 2)
+
+        trainer.train_dataloader = Loader()
+        trainer.fit()
+        sizes.append(trainer.lightning_module.batch_size)
+        doubts.append([("makes batches of" in line, "the first look at" in line) for line in lines(trainer)])
+    first = [size not in sizes[:index] for index, size in enumerate(sizes)]
+    assert 8 in sizes
+    assert 1 < sum(first) < 5
+    assert [any(loader for loader, _ in told) for told in doubts] == [
+        new and size != 8 for new, size in zip(first, sizes, strict=True)
+    ]
+    assert [any(look for _, look in told) for told in doubts] == first
 
 
 def test_batches_of_one_are_doubted_where_they_are_reported(tmp_path: Path) -> None:

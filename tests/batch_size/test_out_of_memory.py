@@ -75,6 +75,26 @@ def test_memory_that_runs_out_before_a_first_batch(emulated: bool | None, tmp_pa
     assert ("is not reported" in lines(trainer)[-1]) is (emulated is None)
 
 
+def test_a_resumed_run_that_is_out_of_memory_before_it_goes_on_stays_as_it_was(tmp_path: Path) -> None:
+    """It fitted before; what it has cost is in its row, and was in a second one without that."""
+    device = ScriptedDevice()
+    trainer = JobTrainer(device, [job(tmp_path, device)], max_steps=20)
+    trainer.fit(save_at=20)
+    known = runs(tmp_path)
+    later = JobTrainer(device, [job(tmp_path, device)])
+    later.call("setup", "fit")
+    later.call("on_load_checkpoint", trainer.checkpoint)
+    later.call("on_exception", torch.OutOfMemoryError("CUDA out of memory"))
+    later.call("teardown", "fit")
+    assert runs(tmp_path) == known
+    assert later.callbacks[0].verdict == "out of memory"
+    assert lines(later)[-1] == "the run with batch size 32 is not reported: OutOfMemoryError ended it"
+    later = JobTrainer(device, [job(tmp_path, device)])
+    with pytest.raises(MemoryError):
+        later.fit(resumed=trainer.checkpoint, fails=(25, MemoryError()))
+    assert [(run.run_id, run.time_s) for run in runs(tmp_path)] == [(1, 26 * STEP_S)]
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [

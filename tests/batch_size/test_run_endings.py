@@ -162,6 +162,22 @@ def test_ctrl_c_before_a_first_batch_leaves_nothing(tmp_path: Path) -> None:
     assert lines(trainer) == ["the run with batch size 32 is not reported: it was interrupted"]
 
 
+def test_an_error_before_the_first_batch_counts_against_the_size(tmp_path: Path) -> None:
+    """Of a loader that cannot make such batches: the store forgot the run, and suggested the size again every night."""
+    known(tmp_path, steps=30.0)
+    sizes = []
+    for _ in range(2):
+        device = ScriptedDevice()
+        trainer = JobTrainer(device, [job(tmp_path, device)])
+        trainer.call("setup", "fit")
+        trainer.call("on_exception", ValueError("my loader has too few rows"))
+        trainer.call("teardown", "fit")
+        sizes.append(trainer.lightning_module.batch_size)
+        assert (trainer.callbacks[0].verdict, lines(trainer)) == ("failed", [])
+    assert [(run.batch_size, run.state) for run in runs(tmp_path)[1:]] == [(size, "dead") for size in sizes]
+    assert sizes[0] != sizes[1]
+
+
 def test_a_store_that_fails_before_the_first_batch_ends_no_training(tmp_path: Path) -> None:
     """While data were read and the model was compiled, say; the report finds it again."""
     store, away = tmp_path / "job.sqlite", tmp_path / "away.sqlite"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from earlier_stores import first_version, second_version
 
-from energy_lightning.recurring import BatchSizeOptimizer
+from energy_lightning.recurring import BatchSizeOptimizer, rows
+from energy_lightning.recurring.store import RunStore
 
 
 def optimizer(path: Path) -> BatchSizeOptimizer:
@@ -33,6 +36,27 @@ def test_stores_made_before_keep_their_numbers(make: Callable[[Path], None], tmp
     size = chosen.suggest()
     assert chosen.open_run(size) == 4
     assert [run.run_id for run in chosen.runs()] == [1, 2, 3, 4]
+
+
+def test_a_store_is_told_from_another_and_keeps_its_token(tmp_path: Path) -> None:
+    tokens = []
+    for name in ("job", "other", "job"):
+        optimizer(tmp_path / f"{name}.sqlite")
+        with RunStore(tmp_path / f"{name}.sqlite").reading() as connection:
+            tokens.append(rows.identity(connection))
+    assert tokens[0] == tokens[2] != tokens[1]
+    assert None not in tokens
+
+
+def test_one_of_the_third_version_that_was_made_without_has_none_and_serves(tmp_path: Path) -> None:
+    path = tmp_path / "job.sqlite"
+    optimizer(path)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("DROP TABLE identity")
+    chosen = optimizer(path)
+    chosen.observe(chosen.suggest(), energy_j=1.0, time_s=1.0, reached_target=True)
+    with RunStore(path).reading() as connection:
+        assert rows.identity(connection) is None
 
 
 def test_how_long_a_run_that_goes_on_is_waited_for(tmp_path: Path) -> None:
