@@ -65,7 +65,8 @@ def identity(connection: sqlite3.Connection) -> str | None:
     """What tells the store from every other, whose runs have the same numbers; None of one made without."""
     if not columns_of(connection, "identity"):
         return None
-    return str(connection.execute("SELECT token FROM identity").fetchone()[0])
+    found = connection.execute("SELECT token FROM identity").fetchone()
+    return None if found is None else str(found[0])
 
 
 def count(connection: sqlite3.Connection) -> int:

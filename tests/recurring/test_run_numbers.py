@@ -48,11 +48,13 @@ def test_a_store_is_told_from_another_and_keeps_its_token(tmp_path: Path) -> Non
     assert None not in tokens
 
 
-def test_one_of_the_third_version_that_was_made_without_has_none_and_serves(tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", ["DROP TABLE identity", "DELETE FROM identity"])
+def test_one_of_the_third_version_that_was_made_without_has_none_and_serves(change: str, tmp_path: Path) -> None:
     path = tmp_path / "job.sqlite"
     optimizer(path)
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute("DROP TABLE identity")
+        connection.execute(change)
+        connection.commit()
     chosen = optimizer(path)
     chosen.observe(chosen.suggest(), energy_j=1.0, time_s=1.0, reached_target=True)
     with RunStore(path).reading() as connection:

@@ -7,30 +7,30 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from energy_lightning.recurring import POLICIES, BatchSizeOptimizer, JobSettings, Run
+from energy_lightning.recurring.runs import View
 
 SIZES = [8, 16, 32, 64]
 STATES = {"+": "done", "x": "dead", "~": "running"}
 
 
-def resting(suggested: str) -> list[int]:
-    """Batch sizes that rest after suggestions such as "8x 16+ 32~": died, reported, runs."""
+def view_of(settings: JobSettings, suggested: str) -> View:
+    """After suggestions such as "8x 16+ 32~": died, reported (as many J as the size), runs."""
     runs = [
         Run(
             run_id=number,
             batch_size=int(word[:-1]),
             state=STATES[word[-1]],
             reached_target=True,
-            energy_j=100.0 if word[-1] == "+" else None,
+            energy_j=float(word[:-1]) if word[-1] == "+" else None,
             time_s=1.0 if word[-1] == "+" else None,
         )
         for number, word in enumerate(suggested.split(), start=1)
     ]
-    view = JobSettings.parse(SIZES, default=16, max_power_w=100.0).view(runs, None)
-    assert view.resting <= view.running
-    return [SIZES[arm] for arm in sorted(view.resting)]
+    return settings.view(runs, None)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,18 @@ def resting(suggested: str) -> list[int]:
     ],
 )
 def test_how_long_a_size_rests(suggested: str, rest: list[int]) -> None:
-    assert resting(suggested) == rest
+    view = view_of(JobSettings.parse(SIZES, default=16, max_power_w=100.0), suggested)
+    assert [SIZES[arm] for arm in sorted(view.resting)] == rest
+    assert view.resting <= view.running
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_where_all_that_is_known_rests_the_best_of_it_runs(policy: str) -> None:
+    """A week of nights that the scheduler ends, whatever the size."""
+    settings = JobSettings.parse([8, 16], default=16, max_power_w=100.0, eta=1.0, policy=policy)
+    view = view_of(settings, "8+ 16+ 8x 16x 8x 16x")
+    assert view.resting == {0, 1}
+    assert settings.batch_sizes[settings.choose(view, np.random.default_rng(0))] == 8
 
 
 def suggested(
