@@ -55,6 +55,14 @@ def test_a_target_that_the_first_look_finds_reached_is_doubted(mode: str, told: 
     assert all("found the target reached (0.5, mode='max'): see that both are right" in line for line in doubts)
 
 
+def test_a_run_that_ends_after_a_first_look_that_missed_is_not_doubted(tmp_path: Path) -> None:
+    device = ScriptedDevice()
+    trainer = JobTrainer(device, [job(tmp_path, device)], max_steps=15)
+    trainer.fit()
+    assert trainer.callbacks[0].verdict == "ended"
+    assert not any("the first look" in line for line in trainer.lightning_module.lines)
+
+
 def test_a_metric_that_is_nan_is_told_and_is_a_target_missed(tmp_path: Path) -> None:
     class Diverges:
         def on_validation_end(self, trainer: JobTrainer, *_: Any) -> None:
