@@ -8,9 +8,9 @@ Otherwise one of the known sizes is drawn by its chance to be the cheapest (Thom
 does not decide for ever. Draws spread less than beliefs do, and less the more often a size has run, where all runs
 together are believed to have cost as much extra as must be spent by whoever never stops learning: in proportion to
 the logarithm of their number (Lai and Robbins, Advances in Applied Mathematics 6, 1985). After two runs for each size
-the sum of the runs must not cost more than the default would have, but for what it had cost more by then and a few
-percent (conservative exploration; Wu, Shariff, Lattimore and Szepesvari, ICML 2016). Jobs that start together do not
-try the same new size.
+the runs of known sizes together must not cost more than the default would have, but for what they had cost more by then
+and a few percent (conservative exploration; Wu, Shariff, Lattimore and Szepesvari, ICML 2016). Jobs that start together
+do not try the same new size.
 Not modelled: a cost with two far valleys is found only by walking through the hill.
 """
 
@@ -70,11 +70,11 @@ def suggest(view: View, rng: np.random.Generator, prior: Prior | None = None) ->
     price = {arm: _price(arm, extra[arm], beliefs, within, prior) for arm in within}
     chosen = min(within, key=lambda arm: price[arm])
     known = sorted({outcome.arm for outcome in view.outcomes if outcome.reached})
-    if chosen in known:
-        away = rng.multivariate_normal(np.zeros_like(beliefs.expected), beliefs.covariance, method="eigh")
-        drawn = beliefs.expected + _spread(view, extra, prior) * away
-        chosen = min(known, key=lambda arm: drawn[arm])
-    return _conservative(chosen, known, view, beliefs, prior)
+    if chosen not in known:
+        return chosen
+    away = rng.multivariate_normal(np.zeros_like(beliefs.expected), beliefs.covariance, method="eigh")
+    drawn = beliefs.expected + _spread(view, extra, prior) * away
+    return _conservative(min(known, key=lambda arm: drawn[arm]), known, view, beliefs, prior)
 
 
 def _conservative(chosen: int, known: Sequence[int], view: View, beliefs: Beliefs, prior: Prior) -> int:
@@ -83,7 +83,7 @@ def _conservative(chosen: int, known: Sequence[int], view: View, beliefs: Belief
     What they cost more in the first two runs for each size is the price of exploring, and allowed.
     """
     start = 2 * len(view.batch_sizes)
-    if not known or len(view.outcomes) < start:
+    if len(view.outcomes) < start:
         return chosen
     covariance, default = beliefs.covariance, view.default
     variance = np.diag(covariance) + covariance[default, default] - 2.0 * covariance[:, default]
