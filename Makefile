@@ -5,6 +5,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+# Where it is set, each of the many processes of a test run would compile what it imports anew.
+export PYTHONDONTWRITEBYTECODE =
+
 .PHONY: demo test lint install pictures clean
 
 demo: install
